@@ -1,0 +1,32 @@
+"""The service's errors. A configuration's own fault is a result (`launchers.outcome`), never an exception."""
+
+from __future__ import annotations
+
+
+class AutotuneError(Exception):
+    """Root of all errors that the command line shows without a traceback.
+
+    Attributes:
+        hint: What the person can do about it; may be empty.
+    """
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class SpecError(AutotuneError):
+    """A study file or option is wrong: field, value and hint. Exit code 2."""
+
+    def __init__(self, field: str, value: object, problem: str, hint: str = "") -> None:
+        super().__init__(f"{field}: {problem} (got {value!r})", hint)
+        self.field = field
+        self.value = value
+
+
+class InfrastructureError(AutotuneError):
+    """Nodes, drivers, storage or the tracking server are at fault, not the configuration. Exit code 1."""
+
+
+class TrackingError(InfrastructureError):
+    """The MLflow store cannot be reached or refuses a write."""

@@ -1,0 +1,60 @@
+"""What is known of one trial, once: Optuna's attributes, MLflow, reports and the command line all show this record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from launchers.base import StepRecord
+from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
+from search_spaces.legality import Violation
+
+
+class Phase(StrEnum):
+    """Why a trial was run."""
+
+    BASELINE = "baseline"
+    EXPLORE = "explore"
+    CONFIRM = "confirm"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """One trial, also a refused one.
+
+    Attributes:
+        study: Optuna study name, one per pool and node count.
+        number: Optuna's trial number.
+        phase: Why it was run.
+        config: What was run.
+        argv: The same as Megatron-LM arguments.
+        outcome: How it ended.
+        detail: Why, in words; the last lines of the log where it failed.
+        value: What Optuna was told (higher is better); None until told.
+        metrics: Finite values by name, units in the names.
+        violations: Broken rules and limits.
+        steps: Every step that was reported.
+        started_s: Unix time at which it was proposed.
+        ended_s: Unix time of its end.
+        environment: Where it ran: node, pool label, versions.
+        log_folder: Folder of the ranks' logs; None where nothing was launched.
+    """
+
+    study: str
+    number: int
+    phase: Phase
+    config: TrialConfig
+    argv: tuple[str, ...]
+    outcome: Outcome
+    detail: str = ""
+    value: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    violations: tuple[Violation, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    log_folder: Path | None = None

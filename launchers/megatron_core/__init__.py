@@ -1,0 +1,1 @@
+"""Our own trial program on megatron-core. The only place that imports `megatron`."""

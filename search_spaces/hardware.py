@@ -1,0 +1,59 @@
+"""PoolSpec: machines that look alike, and the environment in which ranks run on them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+
+class RankEnvironment(BaseModel):
+    """How the ranks of a pool are started: the user's own Python and its surroundings, never ours.
+
+    Attributes:
+        python: Interpreter that has torch and megatron-core; none = the one that runs autotune.
+        setup: Shell file sourced before the interpreter starts (module load, conda activate).
+        container: Command prefix that enters a container, e.g. ["apptainer", "exec", "--nv", "image.sif"].
+        container_stop: Command that ends that container, run after the last rank has ended.
+        env: Environment variables of the ranks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    python: str | None = None
+    setup: str | None = None
+    container: tuple[str, ...] = ()
+    container_stop: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class PoolSpec(BaseModel):
+    """A set of like nodes. One study is one model on one pool at one node count.
+
+    Attributes:
+        name: Name in reports; the Ray label `autotune-pool=<name>` marks its nodes unless `labels` says otherwise.
+        gpu: GPU type, or "cpu" (ranks over gloo).
+        nodes: Node count of a trial.
+        gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
+        labels: Ray node labels that select the nodes.
+        environment: Where and how ranks run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    gpu: str = "cpu"
+    nodes: PositiveInt = 1
+    gpus_per_node: PositiveInt
+    labels: dict[str, str] = Field(default_factory=dict)
+    environment: RankEnvironment = RankEnvironment()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of a trial: nodes x GPUs per node."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        """Torch device type of the ranks; ROCm answers to "cuda" too."""
+        return "cpu" if self.gpu == "cpu" else "cuda"
