@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, ClassVar
+
+from optuna.trial import FrozenTrial
+from pydantic import ConfigDict, TypeAdapter
 
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
@@ -43,6 +47,9 @@ class TrialRecord:
         log_folder: Folder of the ranks' logs; None where nothing was launched.
     """
 
+    # A NaN loss must survive JSON.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(ser_json_inf_nan="constants")
+
     study: str
     number: int
     phase: Phase
@@ -58,3 +65,18 @@ class TrialRecord:
     ended_s: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+
+
+RECORD_ATTRIBUTE = "record"
+_RECORD = TypeAdapter(TrialRecord)
+
+
+def record_to_json(record: TrialRecord) -> str:
+    """The record as one JSON text, for Optuna's attribute of that name and for `--json`."""
+    return _RECORD.dump_json(record).decode()
+
+
+def record_from_trial(frozen: FrozenTrial) -> TrialRecord | None:
+    """The record that a finished Optuna trial carries; None where its driver died before it was written."""
+    text: Any = frozen.user_attrs.get(RECORD_ATTRIBUTE)
+    return None if text is None else _RECORD.validate_json(text)

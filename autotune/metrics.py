@@ -1,0 +1,40 @@
+"""What a trial's steps are worth: one definition each, over the steady steps of one window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autotune.steady_state import median_interval, steady
+from launchers.base import StepRecord
+from search_spaces.model import Workload
+
+
+def tokens_per_s_per_gpu(workload: Workload, step_s: float) -> float:
+    """Tokens per second and GPU (rank, on CPU): global batch x sequence length / step seconds / ranks."""
+    return workload.tokens_per_step / step_s / workload.world_size
+
+
+def summarise(workload: Workload, steps: Sequence[StepRecord], warmup_steps: int) -> dict[str, float]:
+    """Metrics of a trial's steady steps, by name with the unit in it. Only finite values; empty where no step was reported.
+
+    `tokens_per_s_per_gpu_low` and `_high` are the ends of the 95 % interval of the median step time.
+    """
+    if not steps:
+        return {}
+    interval = median_interval(steady([step.step_s for step in steps], warmup_steps))
+    metrics = {
+        "tokens_per_s_per_gpu": tokens_per_s_per_gpu(workload, interval.median),
+        "tokens_per_s_per_gpu_low": tokens_per_s_per_gpu(workload, interval.high),
+        "tokens_per_s_per_gpu_high": tokens_per_s_per_gpu(workload, interval.low),
+        "step_time_s": interval.median,
+        "steady_steps": float(interval.samples),
+        "interval_coverage": interval.coverage,
+        "first_step_s": steps[0].step_s,
+        "loss_first": steps[0].loss,
+        "loss_last": steps[-1].loss,
+    }
+    peaks = [step.peak_memory_gib for step in steps if step.peak_memory_gib is not None]
+    if peaks:
+        metrics["peak_memory_gib"] = max(peaks)
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

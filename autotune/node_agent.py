@@ -1,0 +1,130 @@
+"""NodeAgent: one actor per node of a slot. It runs the node's ranks under the supervisor and streams what they report.
+
+The agent lives in our environment, the ranks in the pool's own; see `launchers.process`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from launchers.base import Rendezvous, StepRecord
+from launchers.process import Limits, Supervised, TrialEnd, TrialRequest, run_trial
+from search_spaces.hardware import RankEnvironment
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSetup:
+    """What an agent needs for its whole life.
+
+    Attributes:
+        environment: Where ranks run.
+        preload: Modules that the warm process imports once.
+        labels: Labels that the agent's node must carry.
+        device: "cpu" or "cuda".
+    """
+
+    environment: RankEnvironment
+    preload: tuple[str, ...]
+    labels: dict[str, str]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """One trial as the agents of a slot receive it.
+
+    Attributes:
+        trial: Unique id, for logs.
+        program: The launcher's rank program.
+        job: What the program reads.
+        nodes: Nodes of the slot.
+        ranks_per_node: Ranks that each agent starts.
+        limits: Time limits.
+        log_folder: Folder for the ranks' logs on each node.
+    """
+
+    trial: str
+    program: str
+    job: dict[str, Any]
+    nodes: int
+    ranks_per_node: int
+    limits: Limits
+    log_folder: Path
+
+
+class NodeAgent:
+    """Ray actor that owns one node's supervisor. Reused by all trials of a slot; `preloads` counts what that saved."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self._setup = setup
+        self._context = ray.get_runtime_context()
+        self._check_labels()
+        environment = setup.environment
+        self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.device == "cuda" else []
+        self._supervised = Supervised(
+            python=environment.python,
+            setup=environment.setup,
+            container=environment.container,
+            container_stop=environment.container_stop,
+            env={**environment.env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus)},
+            preload=setup.preload,
+            raylet_pid=os.getppid(),
+        )
+        self._supervised.start()
+
+    def describe(self) -> dict[str, Any]:
+        """Who and where this agent is; counters for tests and reports."""
+        return {
+            "node_id": self._context.get_node_id(),
+            "labels": self._context.get_node_labels(),
+            "hostname": socket.gethostname(),
+            "address": ray.util.get_node_ip_address(),
+            "pid": os.getpid(),
+            "gpus": self._gpus,
+            "preloads": self._supervised.preloads,
+            "supervisors_started": self._supervised.supervisors_started,
+        }
+
+    def free_port(self) -> int:
+        """A port on this node that nothing listens on now."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    def run(self, request: LaunchRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
+        """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
+        rendezvous = Rendezvous(
+            master_addr=master_addr,
+            master_port=master_port or self.free_port(),
+            world_size=request.nodes * request.ranks_per_node,
+            node_rank=node_rank,
+            ranks_per_node=request.ranks_per_node,
+        )
+        request.log_folder.mkdir(parents=True, exist_ok=True)
+        yield from run_trial(
+            self._supervised,
+            TrialRequest(request.trial, request.program, request.job, rendezvous, request.log_folder),
+            request.limits,
+        )
+
+    def stop(self) -> None:
+        """End the running trial's processes, if there is one; its `run` then ends as well."""
+        self._supervised.end_trial(timeout_s=5.0)
+
+    def close(self) -> None:
+        """End everything that this agent started."""
+        self._supervised.close()
+
+    def _check_labels(self) -> None:
+        seen = self._context.get_node_labels()
+        missing = {name: value for name, value in self._setup.labels.items() if seen.get(name) != value}
+        if missing:
+            raise RuntimeError(f"this node does not carry {missing}; its labels are {seen}")

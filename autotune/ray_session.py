@@ -1,0 +1,189 @@
+"""Where Ray runs: a private one for this study, or the cluster whose address the user gave.
+
+`ray` must not be imported before `RaySession` has set the environment that Ray reads on import.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from autotune import session_guard
+from autotune.errors import InfrastructureError
+from autotune.session_guard import SESSION_VARIABLE
+from search_spaces.hardware import PoolSpec
+
+NAMESPACE = "autotune"
+_OBJECT_STORE_BYTES = 200 * 1024 * 1024
+
+# Ray's and Tune's own reporting is off: results are in Optuna's storage and MLflow; Ctrl-C is the study's to handle.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "3600",
+    "RAY_TRAIN_V2_ENABLED": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+def pool_labels(pool: PoolSpec) -> dict[str, str]:
+    """Ray node labels that a pool's nodes carry: its own, or `autotune-pool-<name>=yes` (a node may serve several pools)."""
+    return dict(pool.labels) or {f"autotune-pool-{pool.name}": "yes"}
+
+
+class RaySession:
+    """Starts or joins Ray; on exit shuts down only what it started.
+
+    A private Ray has its own short folder, listens on loopback only, wants a token, has no dashboard, a 200 MB object store and
+    only the GPUs in CUDA_VISIBLE_DEVICES or `gpus`. Its daemons end with this process (parent-death signal), so it must be
+    entered on the main thread.
+    """
+
+    def __init__(self, pools: tuple[PoolSpec, ...], address: str | None = None, gpus: tuple[str, ...] | None = None) -> None:
+        self.private = address is None
+        self.pools = pools
+        self._address = address
+        self._gpus = gpus
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Start or join.
+
+        Raises:
+            InfrastructureError: where the cluster cannot be reached or two pools of one machine want different labels.
+        """
+        self._set_environment(_ENVIRONMENT)
+        try:
+            if self.private:
+                self._start_private()
+            else:
+                self._join()
+        except BaseException:
+            self._cleanup.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the cluster; end it if it is private."""
+        self._cleanup.close()
+
+    def _set_environment(self, values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            self._cleanup.callback(_restore_variable, name, os.environ.get(name))
+            os.environ[name] = value
+
+    def _start_private(self) -> None:
+        gpus = self._visible_gpus()
+        self._set_environment(
+            {
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": secrets.token_hex(32),
+                # Ray's own switch for single-machine use: every daemon binds to loopback.
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            }
+        )
+        session_id = secrets.token_hex(8)
+        folder = _temporary_folder()
+        self._cleanup.enter_context(_guard(session_id, folder))
+        self._set_environment({SESSION_VARIABLE: session_id})
+        import ray
+
+        self._cleanup.callback(ray.shutdown)
+        ray.init(
+            address="local",
+            namespace=NAMESPACE,
+            num_cpus=max(os.cpu_count() or 1, len(self.pools)),
+            num_gpus=len(gpus),
+            labels=_private_labels(self.pools),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level="error",
+            _temp_dir=str(folder),
+            _node_ip_address="127.0.0.1",
+        )
+
+    def _join(self) -> None:
+        import ray
+
+        self._cleanup.callback(ray.shutdown)
+        try:
+            ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise InfrastructureError(
+                f"no Ray cluster at {self._address}: {error}", "check the address with `ray status --address ...`"
+            ) from error
+
+    def _visible_gpus(self) -> tuple[str, ...]:
+        if all(pool.device == "cpu" for pool in self.pools):
+            return ()
+        if self._gpus is not None:
+            return self._gpus
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if listed is not None:
+            return tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
+        most = max(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
+        return tuple(str(index) for index in range(most))
+
+
+def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
+    """The one node of a private Ray carries every pool's labels; pools that share it take turns."""
+    labels: dict[str, str] = {}
+    for pool in pools:
+        for name, value in pool_labels(pool).items():
+            if labels.setdefault(name, value) != value:
+                raise InfrastructureError(
+                    f"pool {pool.name!r} wants label {name}={value}, another pool {name}={labels[name]}, and this is one machine",
+                    "give the address of a Ray cluster, or take the labels out of the pools",
+                )
+    return labels
+
+
+
+@contextmanager
+def _guard(session_id: str, folder: Path) -> Iterator[None]:
+    """A process that ends this Ray's processes when we end, however that comes; see `session_guard`."""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(session_guard.__file__).resolve()), session_id, str(folder)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={},
+    )
+    try:
+        yield
+    finally:
+        if guard.stdin is not None:
+            guard.stdin.close()
+        guard.wait(timeout=30.0)
+
+
+def _temporary_folder() -> Path:
+    """A short folder (Unix sockets have 107 characters) named by this process; those of ended processes are removed."""
+    root = Path(tempfile.gettempdir())
+    for old in root.glob(f"autotune-{os.getuid()}-*"):
+        if not psutil.pid_exists(int(old.name.split("-")[2])):
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"autotune-{os.getuid()}-{os.getpid()}-", dir=root))
+
+
+def _restore_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -1,0 +1,144 @@
+"""StudySearcher: one Ray Tune Searcher for all pools' studies, each on Optuna's ask and tell.
+
+Tune asks it for the next trial; it answers with a pool that has a free slot and something left to try. Refusals never reach Tune.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from autotune.node_agent import LaunchRequest
+from autotune.placement import Slot, Slots
+from autotune.pool_study import PoolStudy, Proposal
+from autotune.records import TrialRecord
+from autotune.spec import StudySpec
+from autotune.trial import RESULT_KEY, TrialResult
+from launchers.base import Launcher
+from launchers.outcome import Outcome
+from launchers.process import Limits
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    study: PoolStudy
+    proposal: Proposal
+    slot: Slot
+    log_folder: Path
+
+
+class StudySearcher(Searcher):
+    """Multiplexes the pools' studies onto their slots.
+
+    Attributes:
+        stop_reason: Why everything stops; empty while it goes on. Set it from any thread.
+        in_flight: Running trials by Tune's trial id.
+    """
+
+    def __init__(
+        self,
+        spec: StudySpec,
+        launcher: Launcher,
+        studies: list[PoolStudy],
+        slots: Slots,
+        log_root: Path,
+        on_launch: Callable[[PoolStudy, Proposal], None],
+    ) -> None:
+        super().__init__()
+        self.stop_reason = ""
+        self.in_flight: dict[str, _InFlight] = {}
+        self._spec = spec
+        self._launcher = launcher
+        self._studies = studies
+        self._slots = slots
+        self._log_root = log_root
+        self._on_launch = on_launch
+        self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
+        self._first_trials: set[str] = set()
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial's config, None where no slot is free now, FINISHED at the end."""
+        if self._deadline_s is not None and time.time() > self._deadline_s:
+            self.stop_reason = self.stop_reason or f"budget: {self._spec.budget.wall_time_s:g} s of wall time"
+        for study in self._studies:
+            if self.stop_reason:
+                study.end_reason = study.end_reason or self.stop_reason
+            config = None if study.end_reason else self._launch(trial_id, study)
+            if config is not None:
+                return config
+        waiting = self.in_flight or any(not study.end_reason for study in self._studies)
+        return None if waiting else Searcher.FINISHED
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """End a trial through its study's funnel, and see to its slot."""
+        flight = self.in_flight.pop(trial_id, None)
+        if flight is None:
+            return
+        shown = (result or {}).get(RESULT_KEY)
+        if not isinstance(shown, TrialResult):
+            self._slots.end_trial(flight.slot)
+            shown = TrialResult(Outcome.LOST, "the Tune worker of this trial died", log_folder=flight.log_folder)
+        if shown.outcome is Outcome.LOST and not self.stop_reason:
+            self._slots.repair(flight.slot)
+        self._slots.release(flight.slot)
+        flight.study.finish(flight.proposal, shown, stopped_by_user=bool(self.stop_reason))
+        self._reorder(flight.study)
+
+    def save(self, checkpoint_path: str) -> None:
+        """Nothing: Optuna's storage is the truth, Tune's state is disposable."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing, as `save`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Tune copies and pickles its searcher; slots and storages stay here."""
+        return {}
+
+    def _launch(self, trial_id: str, study: PoolStudy) -> dict[str, Any] | None:
+        slot = self._slots.lease(study.pool.name)
+        if slot is None:
+            return None
+        proposal = study.propose()
+        if proposal is None:
+            self._slots.release(slot)
+            return None
+        folder = self._log_root / study.pool.name / f"trial-{proposal.trial.number:04d}"
+        self.in_flight[trial_id] = _InFlight(study, proposal, slot, folder)
+        self._on_launch(study, proposal)
+        return {"agents": slot.agents, "request": self._request(study, proposal, folder)}
+
+    def _request(self, study: PoolStudy, proposal: Proposal, folder: Path) -> LaunchRequest:
+        measurement = self._spec.measurement
+        first = study.pool.name not in self._first_trials
+        self._first_trials.add(study.pool.name)
+        return LaunchRequest(
+            trial=f"{study.name}/{proposal.trial.number}",
+            program=self._launcher.program,
+            job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
+            nodes=study.pool.nodes,
+            ranks_per_node=study.pool.gpus_per_node,
+            limits=Limits(
+                startup_s=measurement.startup_timeout_s * (2 if first else 1),
+                step_s=measurement.step_timeout_s,
+                trial_s=measurement.trial_timeout_s,
+            ),
+            log_folder=folder,
+        )
+
+    def _reorder(self, study: PoolStudy) -> None:
+        """The pool that just ran goes last, so that pools on shared nodes take turns."""
+        self._studies.remove(study)
+        self._studies.append(study)
+
+
+def trial_records(studies: list[PoolStudy]) -> list[TrialRecord]:
+    """All ended trials of all pools, by their end."""
+    return sorted((record for study in studies for record in study.records), key=lambda record: record.ended_s)

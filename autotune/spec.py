@@ -1,0 +1,205 @@
+"""StudySpec: a study file, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from autotune.errors import SpecError
+from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+from search_spaces.model import ModelSpec, Workload
+from search_spaces.space import validate_choices
+
+SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
+_TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
+_STORAGE_SCHEMES = ("sqlite", "postgresql", "mysql", "journal")
+
+
+def _url(schemes: tuple[str, ...]) -> AfterValidator:
+    def check(value: str) -> str:
+        scheme = re.match(r"([a-z]+)(\+[a-z0-9]+)?:/", value)
+        if scheme is None or scheme.group(1) not in schemes:
+            raise ValueError(f"not a URL that can be used here (known: {', '.join(f'{name}://' for name in schemes)})")
+        return value
+
+    return AfterValidator(check)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(_Part):
+    """When a study ends at the latest. Refused trials count against neither.
+
+    Attributes:
+        trials: Launched trials per pool, the baseline included.
+        wall_time_s: Seconds for the whole study.
+    """
+
+    trials: PositiveInt = 30
+    wall_time_s: PositiveFloat | None = None
+
+
+class Measurement(_Part):
+    """How long a trial runs.
+
+    Attributes:
+        steps: Optimiser steps of a trial.
+        warmup_steps: First steps that are not measured (start-up, allocator, Adam's state).
+        startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
+        step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
+        trial_timeout_s: Limit of the whole trial.
+    """
+
+    steps: PositiveInt = 12
+    warmup_steps: NonNegativeInt = 2
+    startup_timeout_s: PositiveFloat = 300.0
+    step_timeout_s: PositiveFloat = 120.0
+    trial_timeout_s: PositiveFloat = 1800.0
+
+    @model_validator(mode="after")
+    def _something_is_measured(self) -> Self:
+        if self.steps <= self.warmup_steps:
+            raise ValueError(f"steps={self.steps} leaves nothing to measure after warmup_steps={self.warmup_steps}")
+        return self
+
+
+class StudySpec(_Part):
+    """A study file: what is trained, where, what may be tried, and for how long.
+
+    Attributes:
+        name: Name of the study; the state folder and the MLflow experiment carry it.
+        model: Shapes of the model.
+        pools: Where trials run; one Optuna study each.
+        global_batch_size: Sequences per optimiser step. A workload, never a knob.
+        seq_length: Tokens per sequence.
+        launcher: `megatron_core`, or `package.module:Class` of your own launcher.
+        baseline: Knobs of the configuration to compare with; it runs first.
+        search: Knob -> choices.
+        budget: When the study ends.
+        measurement: How long a trial runs.
+        sampler: Optuna sampler.
+        seed: Seed of the sampler, the weights and the batches.
+        storage: Optuna storage URL; none = a journal file in the state folder.
+        tracking_uri: MLflow tracking URI; none = SQLite in the state folder.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    model: ModelSpec
+    pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
+    global_batch_size: PositiveInt
+    seq_length: PositiveInt
+    launcher: str = "megatron_core"
+    baseline: TrialConfig = TrialConfig()
+    search: dict[str, Any]
+    budget: Budget = Budget()
+    measurement: Measurement = Measurement()
+    sampler: SamplerName = "tpe"
+    seed: NonNegativeInt = 0
+    storage: Annotated[str, _url(_STORAGE_SCHEMES)] | None = None
+    tracking_uri: Annotated[str, _url(_TRACKING_SCHEMES)] | None = None
+
+    @model_validator(mode="after")
+    def _pool_names_differ(self) -> Self:
+        names = [pool.name for pool in self.pools]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"pool name {twice[0]!r} is given twice (every pool needs a name of its own)")
+        return self
+
+    @model_validator(mode="after")
+    def _choices_can_be_read(self) -> Self:
+        validate_choices(self.search)
+        return self
+
+    def workload(self, pool: PoolSpec) -> Workload:
+        """What is trained on `pool`."""
+        return Workload(
+            model=self.model,
+            world_size=pool.world_size,
+            global_batch_size=self.global_batch_size,
+            seq_length=self.seq_length,
+            device=pool.device,
+        )
+
+
+def load_study(path: Path, overrides: dict[str, Any] | None = None) -> StudySpec:
+    """Read and check a study file.
+
+    Args:
+        path: A YAML file.
+        overrides: Top level fields given on the command line; None values are ignored.
+
+    Raises:
+        SpecError: with field, value and hint, for anything that is wrong with it.
+    """
+    data = _read_yaml(path)
+    data.update({key: value for key, value in (overrides or {}).items() if value is not None})
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise _spec_error(error) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError("study file", str(path), f"cannot be read: {error}", "give the path of a YAML study file") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SpecError("study file", str(path), f"is not YAML: {error}", "`autotune init` writes a study to start from") from None
+    if not isinstance(data, dict):
+        raise SpecError("study file", str(path), "is not a mapping of fields", "`autotune init` writes a study to start from")
+    return data
+
+
+def _spec_error(error: ValidationError) -> SpecError:
+    """The first problem as field, value and hint; the others are counted and named."""
+    first, *others = error.errors()
+    field = ".".join(str(part) for part in first["loc"]) or "study"
+    value = first["input"] if first["type"] != "missing" else "nothing"
+    if isinstance(value, BaseModel | dict) and first["type"] == "value_error":
+        value = "see above"
+    problem = first["msg"].removeprefix("Value error, ")
+    if others:
+        problem += f"; also wrong: {', '.join('.'.join(map(str, other['loc'])) for other in others)}"
+    return SpecError(field, value, problem, _hint(first["type"], first["loc"]))
+
+
+def _hint(kind: str, loc: tuple[int | str, ...]) -> str:
+    if kind == "extra_forbidden":
+        names = _fields_at(loc[:-1])
+        near = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
+        return f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(names)}"
+    if kind == "missing":
+        return f"add `{loc[-1]}:` to the study file; `autotune init` writes a complete one"
+    return "see the README, 'A study for your own model'"
+
+
+def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = StudySpec
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        annotation: Any = model.model_fields[part].annotation
+        model = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(model.model_fields)

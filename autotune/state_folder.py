@@ -1,0 +1,111 @@
+"""A study's folder: its spec, storage, logs, best configuration so far, and the lock of the one driver that may write."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.spec import StudySpec, load_study
+
+DEFAULT_ROOT = Path(".autotune")
+_SPEC = "study.yaml"
+_LOCK = "driver.lock"
+_DRIVER = "driver.json"
+
+
+class StateFolder:
+    """Paths and files of one study.
+
+    Attributes:
+        path: The folder, absolute.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+
+    @property
+    def log_root(self) -> Path:
+        """Below it one folder per pool and trial with the ranks' logs."""
+        return self.path / "trials"
+
+    def write_spec(self, spec: StudySpec) -> None:
+        """Keep the study's spec, so that `resume` needs no other file."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _write(self.path / _SPEC, yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=False))
+
+    def read_spec(self) -> StudySpec:
+        """The kept spec.
+
+        Raises:
+            SpecError: where the folder holds no study.
+        """
+        return load_study(self.path / _SPEC)
+
+    def write_best(self, pool: str, best: dict[str, object]) -> None:
+        """The best configuration so far of one pool; the file is there from the first completed trial on."""
+        _write(self.path / f"best-{pool}.json", json.dumps(best, indent=2) + "\n")
+
+    def driver(self) -> dict[str, float] | None:
+        """Process id and start time of the driver that is running now; None where none is."""
+        try:
+            known: dict[str, float] = json.loads((self.path / _DRIVER).read_text(encoding="utf-8"))
+            process = psutil.Process(int(known["pid"]))
+            return known if abs(process.create_time() - known["process_started_s"]) < 1.0 else None
+        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+            return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder as its only driver.
+
+        Raises:
+            AutotuneError: where another driver holds it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / _LOCK, "a", encoding="utf-8") as lock:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                driver = self.driver()
+                raise AutotuneError(
+                    f"another driver{f' (pid {driver["pid"]:.0f})' if driver else ''} runs the study in {self.path}",
+                    f"`autotune status {self.path.name}` shows it",
+                ) from None
+            me = {"pid": os.getpid(), "process_started_s": psutil.Process().create_time(), "started_s": time.time()}
+            _write(self.path / _DRIVER, json.dumps(me))
+            yield
+            (self.path / _DRIVER).unlink(missing_ok=True)
+
+
+def find_study(text: str, root: Path = DEFAULT_ROOT) -> StateFolder:
+    """The state folder that a person means: a folder, a study file, or a study's name under `root`.
+
+    Raises:
+        SpecError: where there is none.
+    """
+    path = Path(text)
+    if path.is_file():
+        path = root / load_study(path).name
+    elif not (path / _SPEC).is_file():
+        path = root / text
+    if not (path / _SPEC).is_file():
+        known = sorted(folder.parent.name for folder in root.glob(f"*/{_SPEC}"))
+        hint = f"studies in {root}: {', '.join(known)}" if known else f"there are no studies in {root} yet"
+        raise SpecError("study", text, "no such study", hint)
+    return StateFolder(path)
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(path.suffix + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

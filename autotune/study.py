@@ -1,0 +1,232 @@
+"""Runs a study: opens storage, tracking, Ray and slots, lets Ray Tune drive, and ends every pool with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.errors import InfrastructureError, SpecError
+from autotune.ray_session import RaySession, pool_labels
+from autotune.records import TrialRecord
+from autotune.spec import StudySpec
+from autotune.state_folder import StateFolder
+from autotune.storage import open_storage
+from autotune.tracking import ParentRun, Tracker
+from launchers.base import Launcher
+
+if TYPE_CHECKING:
+    from autotune.pool_study import PoolStudy, Proposal
+    from autotune.searcher import StudySearcher
+
+log = logging.getLogger(__name__)
+
+STOPPED_BY_USER = "stopped by the user"
+_TRACKER_CLOSE_S = 60.0
+
+
+class Listener(Protocol):
+    """Hears what happens while a study runs; called from the driver's main thread."""
+
+    def opened(self, studies: list[PoolStudy]) -> None:
+        """All pools' studies are open; nothing runs yet."""
+
+    def launched(self, study: PoolStudy, proposal: Proposal) -> None:
+        """A trial is being launched."""
+
+    def ended(self, study: PoolStudy, record: TrialRecord) -> None:
+        """A trial ended, or a proposal was refused."""
+
+
+def load_launcher(name: str) -> Launcher:
+    """The launcher of that name, or of `package.module:Class`.
+
+    Raises:
+        SpecError: where there is none.
+    """
+    path = {"megatron_core": "launchers.megatron_core.launcher:MegatronCoreLauncher"}.get(name, name)
+    module, _, attribute = path.partition(":")
+    try:
+        launcher: Launcher = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(
+            "launcher", name, f"cannot be loaded: {error}", "`megatron_core`, or `package.module:Class` of your own"
+        ) from None
+    return launcher
+
+
+def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None]) -> list[PoolStudy]:
+    """Open every pool's study on the spec's storage, without Ray."""
+    from autotune.pool_study import PoolStudy
+
+    launcher = load_launcher(spec.launcher)
+    storage = open_storage(spec.storage, folder.path)
+    return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
+
+
+def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, address: str | None = None) -> list[PoolStudy]:
+    """Run, or go on with, a study until every pool has ended.
+
+    Args:
+        spec: What to do.
+        folder: Where its state is; only one driver may hold it.
+        listener: Progress.
+        address: Ray cluster to join; None starts a private Ray.
+
+    Returns:
+        The pools' studies; each has its `end_reason`.
+
+    Raises:
+        AutotuneError: where the study cannot start or its infrastructure is lost.
+    """
+    with folder.locked():
+        folder.write_spec(spec)
+        tracker = Tracker(spec.tracking_uri, folder.path)
+        try:
+            return _run(spec, folder, listener, tracker, address)
+        finally:
+            tracker.close(_TRACKER_CLOSE_S)
+
+
+def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None) -> list[PoolStudy]:
+    def on_record(study: PoolStudy, record: TrialRecord) -> None:
+        tracker.log_trial(record)
+        if study.best is record:
+            folder.write_best(study.pool.name, {"config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)})
+        listener.ended(study, record)
+
+    studies = open_studies(spec, folder, on_record)
+    runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
+    listener.opened(studies)
+    if any(not study.end_reason for study in studies):
+        with RaySession(spec.pools, address) as session:
+            for run in runs.values():
+                run.open()
+            _tune(spec, folder, session, studies, listener)
+    for run in runs.values():
+        run.close()
+    return studies
+
+
+class _ParentOf:
+    """The MLflow parent run of one pool's study."""
+
+    def __init__(self, tracker: Tracker, spec: StudySpec, study: PoolStudy) -> None:
+        self._tracker = tracker
+        self._study = study
+        self._run_id: str | None = None
+        self._parent = ParentRun(
+            study=study.name,
+            experiment=spec.name,
+            pool=study.pool.name,
+            nodes=study.pool.nodes,
+            params={
+                **study.workload.model.model_dump(exclude_defaults=True),
+                **study.workload.model_dump(exclude={"model"}),
+                "launcher": spec.launcher,
+                "sampler": spec.sampler,
+                "seed": spec.seed,
+                "budget_trials": spec.budget.trials,
+                "candidates": len(study.space),
+            },
+        )
+
+    def open(self) -> None:
+        """Open it, and log what MLflow does not have of earlier trials."""
+        self._run_id = self._tracker.open_parent(self._parent)
+        self._tracker.rebuild(self._study.records)
+
+    def close(self) -> None:
+        """End it with the study's reason and the winner's figures."""
+        if self._run_id is None:
+            return
+        best = self._study.best
+        status = "KILLED" if self._study.end_reason == STOPPED_BY_USER else "FINISHED"
+        self._tracker.close_parent(
+            self._run_id,
+            status if best is not None else "FAILED",
+            metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
+            tags={"end_reason": self._study.end_reason, **({"best_trial": str(best.number)} if best else {})},
+        )
+
+
+def _tune(spec: StudySpec, folder: StateFolder, session: RaySession, studies: list[PoolStudy], listener: Listener) -> None:
+    from autotune.node_agent import AgentSetup
+    from autotune.placement import Slots
+    from autotune.searcher import StudySearcher
+
+    launcher = load_launcher(spec.launcher)
+    slots = Slots(session, spec.name)
+    try:
+        for study in studies:
+            if not study.end_reason:
+                setup = AgentSetup(study.pool.environment, launcher.preload, pool_labels(study.pool), study.pool.device)
+                slots.open(study.pool, setup)
+        searcher = StudySearcher(spec, launcher, list(studies), slots, folder.log_root, listener.launched)
+        session.on_lost = _give_up
+        with _signals(searcher, slots.end_all):
+            _fit(searcher, session.scratch / "tune")
+    finally:
+        slots.close()
+
+
+def _fit(searcher: StudySearcher, scratch: Path) -> None:
+    """One Tuner for everything; its own state is disposable and lies in the session's scratch folder."""
+    from ray import tune
+    from ray.tune.error import TuneError
+
+    from autotune.trial import MegatronTrial
+
+    tuner = tune.Tuner(
+        tune.with_resources(MegatronTrial, tune.PlacementGroupFactory([{"CPU": 0}])),
+        tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, reuse_actors=True),
+        run_config=tune.RunConfig(name="study", storage_path=str(scratch), verbose=0),
+    )
+    try:
+        tuner.fit()
+    except TuneError as error:
+        raise InfrastructureError(f"Ray Tune ended: {error}", "`autotune resume` goes on with the study") from error
+
+
+@contextmanager
+def _signals(searcher: StudySearcher, end_trials: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C (or SIGTERM, SIGHUP) ends running trials and the study cleanly, the second one the process at once."""
+    asked = threading.Event()
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        if asked.is_set():
+            # The session guard and the supervisors end what is left.
+            os._exit(130)
+        searcher.stop_reason = STOPPED_BY_USER
+        asked.set()
+
+    def stopper() -> None:
+        asked.wait()
+        if searcher.stop_reason:
+            end_trials()
+
+    thread = threading.Thread(target=stopper, name="stop-on-signal", daemon=True)
+    thread.start()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+        asked.set()
+
+
+def _give_up(what: str) -> None:
+    """Ray itself is gone, and calls into it would block: end now; the storage is safe, `resume` closes what is open."""
+    print(f"error: {what}; `autotune resume` goes on with the study", file=sys.stderr, flush=True)
+    os._exit(1)

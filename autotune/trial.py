@@ -1,0 +1,130 @@
+"""The Tune trainable: leases a slot's agents for one trial and merges what the nodes report.
+
+A small actor that Tune reuses. It holds no GPU and no process of the trial, so that its own death costs little.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.exceptions import RayError
+
+from autotune.node_agent import LaunchRequest
+from launchers.base import StepRecord
+from launchers.outcome import Outcome
+from launchers.process import TrialEnd
+
+RESULT_KEY = "autotune_result"
+_END_GRACE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What one launched trial showed, over all its nodes.
+
+    Attributes:
+        outcome: How it ended: the first node's that did not complete, else COMPLETED.
+        detail: Why.
+        steps: Every step, in order.
+        launched_s: Unix time at which the agents were asked to run it.
+        ended_s: Unix time at which the last node had ended.
+        nodes: Each agent's description at the launch.
+        log_folder: Folder of the ranks' logs.
+    """
+
+    outcome: Outcome
+    detail: str
+    steps: tuple[StepRecord, ...] = ()
+    launched_s: float = 0.0
+    ended_s: float = 0.0
+    nodes: tuple[dict[str, Any], ...] = ()
+    log_folder: Path | None = None
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Steps and ends of all nodes so far."""
+
+    steps: list[StepRecord] = field(default_factory=list)
+    ends: list[TrialEnd] = field(default_factory=list)
+
+    def worst(self) -> TrialEnd | None:
+        return next((end for end in self.ends if end.outcome is not Outcome.COMPLETED), None)
+
+
+def run_on_agents(agents: list[Any], request: LaunchRequest) -> TrialResult:
+    """Run one trial on a slot's agents. Never raises for the trial's or an agent's fault: those are outcomes."""
+    launched_s = time.time()
+    merged = _Merged()
+    nodes: tuple[dict[str, Any], ...] = ()
+    try:
+        nodes = tuple(ray.get([agent.describe.remote() for agent in agents], timeout=_END_GRACE_S))
+        address, port = nodes[0]["address"], 0
+        if len(agents) > 1:
+            port = ray.get(agents[0].free_port.remote(), timeout=_END_GRACE_S)
+        streams = [
+            agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
+        ]
+        _follow(agents, streams, merged, deadline_s=launched_s + request.limits.startup_s + request.limits.trial_s + _END_GRACE_S)
+    except RayError as error:
+        merged.ends.append(TrialEnd(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
+    end = merged.worst() or TrialEnd(Outcome.COMPLETED, "")
+    return TrialResult(end.outcome, end.detail, tuple(merged.steps), launched_s, time.time(), nodes, request.log_folder)
+
+
+def _follow(agents: list[Any], streams: list[Any], merged: _Merged, deadline_s: float) -> None:
+    """Consume all nodes' streams; the first node that fails ends the others."""
+    running = list(streams)
+    stopped = False
+    while running:
+        ready, _ = ray.wait(running, num_returns=1, timeout=max(0.0, deadline_s - time.time()))
+        if not ready:
+            merged.ends.append(TrialEnd(Outcome.LOST, "an agent did not report the end of the trial within its limits"))
+            return
+        _take(ready[0], running, merged)
+        if merged.worst() and not stopped:
+            stopped = True
+            deadline_s = time.time() + _END_GRACE_S
+            ray.wait([agent.stop.remote() for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
+
+
+def _take(stream: Any, running: list[Any], merged: _Merged) -> None:
+    try:
+        item = ray.get(next(stream))
+    except StopIteration:
+        running.remove(stream)
+        return
+    except RayError:
+        running.remove(stream)
+        raise
+    if isinstance(item, StepRecord):
+        merged.steps.append(item)
+    else:
+        merged.ends.append(item)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+class MegatronTrial(tune.Trainable):
+    """One Tune trial = one `step` = one whole trial. Its config holds `agents` and `request`."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Keep what to run."""
+        self._launch = config
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Reuse this actor for the next trial."""
+        self._launch = new_config
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run the trial."""
+        result = run_on_agents(self._launch["agents"], self._launch["request"])
+        return {RESULT_KEY: result, "done": True}
