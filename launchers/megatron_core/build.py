@@ -1,0 +1,223 @@
+"""From a Job to Megatron's own objects: process groups, GPTModel chunks wrapped for data parallelism, optimiser.
+
+Knobs and shapes reach Megatron's configuration classes by their names. What is written out here are only the names that differ
+and what a training script chooses for itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import gpt_layer_specs
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from launchers.megatron_core import weights
+from launchers.megatron_core.job import Job
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_RENAMED = {"num_experts": "num_moe_experts", "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
+CLIP_GRAD = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What the training loop works on."""
+
+    config: TransformerConfig
+    chunks: list[DistributedDataParallel]
+    optimizer: Any
+
+
+class Norm(torch.nn.Module):
+    """LayerNorm or RMSNorm on torch alone, for sequence parallelism too (Megatron's own torch norm refuses that)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__()
+        self.eps = eps
+        make = {"dtype": config.params_dtype, "device": torch.cuda.current_device()}
+        self.weight = torch.nn.Parameter(torch.ones(hidden_size, **make))
+        self.bias = torch.nn.Parameter(torch.zeros(hidden_size, **make)) if config.normalization == "LayerNorm" else None
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The normalised hidden states."""
+        if self.bias is None:
+            return torch.nn.functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
+        return torch.nn.functional.layer_norm(hidden, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+def initialise_groups(job: Job) -> None:
+    """Creates Megatron's process groups and seeds its random number generators."""
+    parallel_state.initialize_model_parallel(
+        job.knobs["tensor_model_parallel_size"],
+        job.knobs["pipeline_model_parallel_size"],
+        virtual_pipeline_model_parallel_size=job.knobs["num_virtual_stages_per_pipeline_rank"],
+        context_parallel_size=job.knobs["context_parallel_size"],
+        expert_model_parallel_size=job.knobs["expert_model_parallel_size"],
+        expert_tensor_parallel_size=job.knobs["expert_tensor_parallel_size"],
+        create_gloo_process_groups=False,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(job.seed)
+
+
+def build(job: Job) -> Training:
+    """Builds model chunks, data parallel wrappers and optimiser, and ties them together as Megatron's training script does."""
+    config = transformer_config(job)
+    models = [_model_chunk(job, config, stage) for stage in range(job.model_chunks)]
+    chunks = _wrap(job, config, models)
+    optimizer = get_megatron_optimizer(_optimizer_config(job), chunks, use_gloo_process_groups=False)
+    _connect(config, chunks, optimizer)
+    return Training(config, chunks, optimizer)
+
+
+def transformer_config(job: Job) -> TransformerConfig:
+    """Megatron's configuration of the layers: the job's values by name, and the kernels that are installed here."""
+    dtype = _DTYPES[job.knobs["precision"]]
+    settings = {
+        **_by_name(TransformerConfig, {**job.model, **job.knobs}),
+        **_precision(job),
+        "gated_linear_unit": job.model["swiglu"],
+        "activation_func": torch.nn.functional.silu if job.model["swiglu"] else torch.nn.functional.gelu,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        "init_method": _leave,
+        "output_layer_init_method": _leave,
+        **_communication(job),
+        **_kernels(job),
+        **_experts(job),
+    }
+    return TransformerConfig(**settings)
+
+
+def _leave(weight: torch.Tensor) -> torch.Tensor:
+    """Megatron marks how a matrix is sharded while it initialises it; the values come from `weights`."""
+    return weight
+
+
+def _by_name(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are set and that `cls` has a field for."""
+    fields = {field.name for field in dataclasses.fields(cls)}
+    named = {_RENAMED.get(name, name): value for name, value in values.items() if value is not None}
+    return {name: value for name, value in named.items() if name in fields}
+
+
+def _precision(job: Job) -> dict[str, bool]:
+    return {"bf16": job.knobs["precision"] == "bf16", "fp16": job.knobs["precision"] == "fp16"}
+
+
+def _communication(job: Job) -> dict[str, bool]:
+    """Megatron-LM's defaults: with the interleaved schedule sends overlap, without it they go in batches."""
+    interleaved = job.model_chunks > 1
+    return {"overlap_p2p_comm": interleaved, "batch_p2p_comm": not interleaved and job.device == "cuda"}
+
+
+def _kernels(job: Job) -> dict[str, bool]:
+    cuda = job.device == "cuda"
+    fused_activation = job.model["swiglu"] or job.model["add_bias_linear"]
+    return {
+        "bias_activation_fusion": cuda and fused_activation,
+        "bias_dropout_fusion": cuda,
+        "apply_rope_fusion": _transformer_engine(job) and job.model["position_embedding_type"] == "rope",
+        "masked_softmax_fusion": cuda and _installed("scaled_upper_triang_masked_softmax_cuda"),
+        "gradient_accumulation_fusion": cuda and _installed("fused_weight_gradient_mlp_cuda"),
+    }
+
+
+def _experts(job: Job) -> dict[str, Any]:
+    """No token is dropped and no balance loss is added: both would make the loss depend on how the batch is cut."""
+    if not job.model["num_experts"]:
+        return {}
+    return {
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_load_balancing_type": "none",
+        "moe_aux_loss_coeff": 0.0,
+        "moe_grouped_gemm": _transformer_engine(job),
+    }
+
+
+def _installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _transformer_engine(job: Job) -> bool:
+    return job.device == "cuda" and bool(gpt_layer_specs.HAVE_TE)
+
+
+def _layer_spec(job: Job, config: TransformerConfig, stage: int | None) -> Any:
+    if _transformer_engine(job):
+        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
+            num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
+        )
+    spec = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
+    spec.submodules.input_layernorm = Norm
+    spec.submodules.pre_mlp_layernorm = Norm
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None  # 0.16 reads the name also where its import has failed
+    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=Norm)
+
+
+def _model_chunk(job: Job, config: TransformerConfig, index: int) -> torch.nn.Module:
+    stage = index if job.model_chunks > 1 else None
+    model = GPTModel(
+        config,
+        _layer_spec(job, config, stage),
+        vocab_size=job.padded_vocab_size,
+        max_sequence_length=job.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage),
+        share_embeddings_and_output_weights=not job.model["untie_embeddings_and_output_weights"],
+        position_embedding_type=job.model["position_embedding_type"],
+        vp_stage=stage,
+    )
+    for parameter in model.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    model.to(torch.cuda.current_device())
+    weights.initialise(model, job)
+    return model if job.knobs["precision"] == "fp32" else Float16Module(config, model)
+
+
+def _wrap(job: Job, config: TransformerConfig, models: list[torch.nn.Module]) -> list[DistributedDataParallel]:
+    """Only the first chunk's gradients are cut into buckets: the others' reduction is not on the critical path."""
+    settings = DistributedDataParallelConfig(**_by_name(DistributedDataParallelConfig, job.knobs), grad_reduce_in_fp32=True)
+    return [DistributedDataParallel(config, settings, model, disable_bucketing=index > 0) for index, model in enumerate(models)]
+
+
+def _optimizer_config(job: Job) -> OptimizerConfig:
+    return OptimizerConfig(
+        **_by_name(OptimizerConfig, job.knobs),
+        **_precision(job),
+        optimizer="adam",
+        lr=job.learning_rate,
+        params_dtype=_DTYPES[job.knobs["precision"]],
+        clip_grad=CLIP_GRAD,
+        # Megatron's default, 2**32, spends the first steps of fp16 on finding a scale that fits.
+        initial_loss_scale=2**16,
+    )
+
+
+def _connect(config: TransformerConfig, chunks: list[DistributedDataParallel], optimizer: Any) -> None:
+    """What the pipeline schedule calls while it runs."""
+    config.finalize_model_grads_func = finalize_model_grads
+    config.grad_scale_func = optimizer.scale_loss
+    if chunks[0].ddp_config.overlap_grad_reduce:
+        config.no_sync_func = _one_or_all([chunk.no_sync for chunk in chunks])
+        config.grad_sync_func = _one_or_all([chunk.start_grad_sync for chunk in chunks])
+
+
+def _one_or_all(functions: list[Any]) -> Any:
+    return functions[0] if len(functions) == 1 else functions

@@ -1,0 +1,89 @@
+"""The trial program: joins the ranks, builds the model, trains a few steps and reports each.
+
+It needs torch, megatron-core and the standard library only. `main` runs in a process that a warm one forked; by hand it is
+`torchrun --nproc-per-node N .../launchers/megatron_core/trial.py job.json`, which prints one JSON line per step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+if not __package__:
+    # Run by path. Only our own package becomes importable: neither this folder, whose modules have common names, nor the folder
+    # around the package, which may be a site-packages that holds another torch.
+    launchers = ModuleType("launchers")
+    launchers.__path__ = [str(Path(__file__).resolve().parents[1])]
+    sys.modules["launchers"] = launchers
+    sys.path.remove(str(Path(__file__).resolve().parent))
+
+import torch
+import torch.distributed as dist
+
+from launchers.base import RankContext, Rendezvous, StepRecord
+from launchers.megatron_core import build, cpu
+from launchers.megatron_core.job import Job
+from launchers.megatron_core.loop import Device, train
+
+
+def main(job: dict[str, Any], context: RankContext) -> None:
+    """Runs one rank of a trial; the last rank, which holds the loss, emits one "step" event per optimiser step."""
+    spec = Job.from_dict(job)
+    device = _join(spec, context)
+    build.initialise_groups(spec)
+    training = build.build(spec)
+    if spec.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()  # weights were drawn whole
+    train(spec, training, device, _reporter(context))
+    dist.destroy_process_group()
+
+
+def _join(job: Job, context: RankContext) -> Device:
+    """Prepares the backend and meets the other ranks."""
+    rendezvous = context.rendezvous
+    device = cpu.install(rendezvous.master_addr) if job.device == "cpu" else _cuda(context.local_rank)
+    dist.init_process_group(
+        "gloo" if job.device == "cpu" else "nccl",
+        init_method=f"tcp://{rendezvous.master_addr}:{rendezvous.master_port}",
+        world_size=rendezvous.world_size,
+        rank=context.rank,
+    )
+    return device
+
+
+def _cuda(local_rank: int) -> Device:
+    torch.cuda.set_device(local_rank)
+    return Device(torch.device("cuda", local_rank), torch.cuda.synchronize, torch.cuda.max_memory_allocated)
+
+
+def _reporter(context: RankContext) -> Any:
+    reports = context.rank == context.rendezvous.world_size - 1
+
+    def report(record: StepRecord) -> None:
+        if reports:
+            context.emit({"event": "step", **record.to_dict()})
+
+    return report
+
+
+def _print_event(event: dict[str, Any]) -> None:
+    print(json.dumps(event), flush=True)
+
+
+def _context_of_torchrun() -> RankContext:
+    rendezvous = Rendezvous(
+        master_addr=os.environ["MASTER_ADDR"],
+        master_port=int(os.environ["MASTER_PORT"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        node_rank=int(os.environ["GROUP_RANK"]),
+        ranks_per_node=int(os.environ["LOCAL_WORLD_SIZE"]),
+    )
+    return RankContext(int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]), rendezvous, _print_event)
+
+
+if __name__ == "__main__":
+    main(json.loads(Path(sys.argv[1]).read_text()), _context_of_torchrun())
