@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +17,8 @@ from typing import Any
 import ray
 
 from launchers.base import Rendezvous, StepRecord
-from launchers.process import Limits, Supervised, TrialEnd, TrialRequest, run_trial
-from search_spaces.hardware import RankEnvironment
+from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, TrialEnd, run_trial
+from search_spaces.hardware import PoolSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +26,24 @@ class AgentSetup:
     """What an agent needs for its whole life.
 
     Attributes:
-        environment: Where ranks run.
+        pool: The pool; its environment says where ranks run.
         preload: Modules that the warm process imports once.
         labels: Labels that the agent's node must carry.
-        device: "cpu" or "cuda".
     """
 
-    environment: RankEnvironment
+    pool: PoolSpec
     preload: tuple[str, ...]
     labels: dict[str, str]
-    device: str
 
 
 @dataclass(frozen=True, slots=True)
-class LaunchRequest:
+class SlotRequest:
     """One trial as the agents of a slot receive it.
 
     Attributes:
         trial: Unique id, for logs.
         program: The launcher's rank program.
         job: What the program reads.
-        nodes: Nodes of the slot.
-        ranks_per_node: Ranks that each agent starts.
         limits: Time limits.
         log_folder: Folder for the ranks' logs on each node.
     """
@@ -53,8 +51,6 @@ class LaunchRequest:
     trial: str
     program: str
     job: dict[str, Any]
-    nodes: int
-    ranks_per_node: int
     limits: Limits
     log_folder: Path
 
@@ -66,18 +62,20 @@ class NodeAgent:
         self._setup = setup
         self._context = ray.get_runtime_context()
         self._check_labels()
-        environment = setup.environment
-        self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.device == "cuda" else []
-        self._supervised = Supervised(
-            python=environment.python,
-            setup=environment.setup,
-            container=environment.container,
-            container_stop=environment.container_stop,
-            env={**environment.env, "CUDA_VISIBLE_DEVICES": ",".join(self._gpus)},
-            preload=setup.preload,
-            raylet_pid=os.getppid(),
-        )
+        self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.pool.device == "cuda" else []
+        self._stop = threading.Event()
+        self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=os.getppid())
         self._supervised.start()
+
+    def _environment(self) -> RankEnvironment:
+        pool = self._setup.pool.environment
+        return RankEnvironment(
+            python=pool.python or sys.executable,
+            setup=pool.setup,
+            container=pool.container,
+            container_stop=pool.container_stop,
+            env={"CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **pool.env},
+        )
 
     def describe(self) -> dict[str, Any]:
         """Who and where this agent is; counters for tests and reports."""
@@ -99,28 +97,34 @@ class NodeAgent:
             port: int = probe.getsockname()[1]
             return port
 
-    def run(self, request: LaunchRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
+    def run(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
         """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
-        rendezvous = Rendezvous(
-            master_addr=master_addr,
-            master_port=master_port or self.free_port(),
-            world_size=request.nodes * request.ranks_per_node,
-            node_rank=node_rank,
-            ranks_per_node=request.ranks_per_node,
+        pool = self._setup.pool
+        first = node_rank * pool.gpus_per_node
+        launch = LaunchRequest(
+            trial=request.trial,
+            program=request.program,
+            job=request.job,
+            rendezvous=Rendezvous(
+                master_addr=master_addr,
+                master_port=master_port or self.free_port(),
+                world_size=pool.world_size,
+                node_rank=node_rank,
+                ranks_per_node=pool.gpus_per_node,
+            ),
+            ranks=tuple(range(first, first + pool.gpus_per_node)),
+            log_folder=request.log_folder,
         )
-        request.log_folder.mkdir(parents=True, exist_ok=True)
-        yield from run_trial(
-            self._supervised,
-            TrialRequest(request.trial, request.program, request.job, rendezvous, request.log_folder),
-            request.limits,
-        )
+        self._stop.clear()
+        yield from run_trial(self._supervised, launch, request.limits, self._stop.is_set)
 
     def stop(self) -> None:
-        """End the running trial's processes, if there is one; its `run` then ends as well."""
-        self._supervised.end_trial(timeout_s=5.0)
+        """End the running trial, if there is one; its `run` then reports STOPPED. Called while `run` is going on."""
+        self._stop.set()
 
     def close(self) -> None:
         """End everything that this agent started."""
+        self._stop.set()
         self._supervised.close()
 
     def _check_labels(self) -> None:

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup, NodeAgent
-from autotune.ray_session import RaySession, pool_labels
+from autotune.ray_session import RaySession
 from search_spaces.hardware import PoolSpec
 
 log = logging.getLogger(__name__)
@@ -56,13 +56,13 @@ class Slots:
         self._slots: list[Slot] = []
         self._setups: dict[str, AgentSetup] = {}
 
-    def open(self, pool: PoolSpec, setup: AgentSetup) -> Slot:
+    def open(self, setup: AgentSetup) -> Slot:
         """Reserve a pool's nodes and start an agent on each.
 
         Raises:
             InfrastructureError: where no such nodes exist, they stay taken, or an agent does not start.
         """
-        labels = pool_labels(pool)
+        pool, labels = setup.pool, setup.labels
         nodes = _matching_nodes(pool, labels)
         bundle = _bundle(pool, nodes, sharers=len(self._session.pools) if self._session.private else 1)
         group = placement_group(
@@ -105,6 +105,12 @@ class Slots:
                 ray.get(agent.stop.remote(), timeout=10.0)
             except (RayError, GetTimeoutError) as error:
                 log.warning("pool %s: an agent did not end its trial: %s", slot.pool.name, error)
+
+    def end_all(self) -> None:
+        """End what runs on every leased slot."""
+        for slot in self._slots:
+            if slot.leased:
+                self.end_trial(slot)
 
     def repair(self, slot: Slot) -> None:
         """Start a new agent for each dead one.

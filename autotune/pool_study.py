@@ -13,11 +13,10 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.metrics import summarise
-from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, record_from_trial, record_to_json
+from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.sampler import Candidates, CandidateSampler, inner_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
-from autotune.trial import TrialResult
 from launchers.base import Launcher
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -28,6 +27,7 @@ from search_spaces.space import SearchSpace
 log = logging.getLogger(__name__)
 
 MAX_REFUSALS_IN_A_ROW = 100
+STOPPED_BY_USER = "stopped by the user"
 _ATTEMPTS_PER_CANDIDATE = 3
 _LOST_IN_A_ROW = 3
 # GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
@@ -68,7 +68,7 @@ class PoolStudy:
         pool: PoolSpec,
         launcher: Launcher,
         storage: optuna.storages.BaseStorage,
-        on_record: Callable[[TrialRecord], None],
+        on_record: Callable[[PoolStudy, TrialRecord], None],
     ) -> None:
         """Open or reopen the study in `storage`.
 
@@ -154,7 +154,7 @@ class PoolStudy:
         if outcome is Outcome.COMPLETED and "tokens_per_s_per_gpu" not in metrics:
             outcome, detail = Outcome.CRASHED, "all ranks ended without reporting a step"
         if stopped_by_user and outcome is not Outcome.COMPLETED:
-            outcome, detail = Outcome.LOST, "stopped by the user"
+            outcome, detail = Outcome.LOST, STOPPED_BY_USER
         record = replace(
             self._record(proposal, outcome, detail),
             steps=result.steps,
@@ -191,9 +191,7 @@ class PoolStudy:
         detail = "; ".join(violation.message for violation in violations)
         self._tell(trial, self._record(proposal, Outcome.REFUSED, detail, tuple(violations)))
 
-    def _record(
-        self, proposal: Proposal, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()
-    ) -> TrialRecord:
+    def _record(self, proposal: Proposal, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
         return TrialRecord(
             study=self.name,
             number=proposal.trial.number,
@@ -235,7 +233,7 @@ class PoolStudy:
             trial.set_constraint(_CONSTRAINT, _infeasibility(record))
             self._optuna.tell(trial, value)
         self._remember(record)
-        self._on_record(record)
+        self._on_record(self, record)
         return record
 
     def _remember(self, record: TrialRecord) -> None:
@@ -302,4 +300,3 @@ def _infeasibility(record: TrialRecord) -> float:
     if record.outcome is Outcome.COMPLETED:
         return -1.0
     return max(1.0, sum(violation.amount for violation in record.violations))
-

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +52,11 @@ class RaySession:
     A private Ray has its own short folder, listens on loopback only, wants a token, has no dashboard, a 200 MB object store and
     only the GPUs in CUDA_VISIBLE_DEVICES or `gpus`. Its daemons end with this process (parent-death signal), so it must be
     entered on the main thread.
+
+    Attributes:
+        private: Whether it is this study's own.
+        pools: The study's pools.
+        scratch: A short temporary folder of this process, removed at its end.
     """
 
     def __init__(self, pools: tuple[PoolSpec, ...], address: str | None = None, gpus: tuple[str, ...] | None = None) -> None:
@@ -58,6 +65,7 @@ class RaySession:
         self._address = address
         self._gpus = gpus
         self._cleanup = ExitStack()
+        self.scratch = _temporary_folder()
 
     def __enter__(self) -> Self:
         """Start or join.
@@ -65,6 +73,7 @@ class RaySession:
         Raises:
             InfrastructureError: where the cluster cannot be reached or two pools of one machine want different labels.
         """
+        self._cleanup.callback(shutil.rmtree, self.scratch, ignore_errors=True)
         self._set_environment(_ENVIRONMENT)
         try:
             if self.private:
@@ -76,11 +85,36 @@ class RaySession:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Leave the cluster; end it if it is private."""
         self._cleanup.close()
+
+    @contextmanager
+    def watched(self, on_lost: Callable[[str], None]) -> Iterator[None]:
+        """Call `on_lost`, in another thread, when this Ray's raylet dies: calls into Ray would then block for long."""
+        import ray
+
+        raylet_pid = ray._private.worker.global_worker.node.all_processes.get("raylet") if self.private else None
+        if not raylet_pid:
+            yield
+            return
+        descriptor = os.pidfd_open(raylet_pid[0].process.pid)
+        stop_read, stop_write = os.pipe()
+
+        def watch() -> None:
+            ready, _, _ = select.select([descriptor, stop_read], [], [])
+            if stop_read not in ready:
+                on_lost("Ray's own daemon (raylet) died")
+
+        thread = threading.Thread(target=watch, name="watch-raylet", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            os.write(stop_write, b"x")
+            thread.join()
+            for end in (descriptor, stop_read, stop_write):
+                os.close(end)
 
     def _set_environment(self, values: Mapping[str, str]) -> None:
         for name, value in values.items():
@@ -99,7 +133,7 @@ class RaySession:
             }
         )
         session_id = secrets.token_hex(8)
-        folder = _temporary_folder()
+        folder = self.scratch
         self._cleanup.enter_context(_guard(session_id, folder))
         self._set_environment({SESSION_VARIABLE: session_id})
         import ray
@@ -153,7 +187,6 @@ def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
                     "give the address of a Ray cluster, or take the labels out of the pools",
                 )
     return labels
-
 
 
 @contextmanager

@@ -26,6 +26,29 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What one launched trial showed, over all its nodes.
+
+    Attributes:
+        outcome: How it ended: the first node's that did not complete, else COMPLETED.
+        detail: Why.
+        steps: Every step, in order.
+        launched_s: Unix time at which the agents were asked to run it.
+        ended_s: Unix time at which the last node had ended.
+        nodes: Each agent's description at the launch.
+        log_folder: Folder of the ranks' logs.
+    """
+
+    outcome: Outcome
+    detail: str
+    steps: tuple[StepRecord, ...] = ()
+    launched_s: float = 0.0
+    ended_s: float = 0.0
+    nodes: tuple[dict[str, Any], ...] = ()
+    log_folder: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TrialRecord:
     """One trial, also a refused one.
 

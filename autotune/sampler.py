@@ -109,7 +109,9 @@ class Candidates:
         return self._params_of_row(int(rows[0])) if len(rows) else None
 
     def _params_of_row(self, row: int) -> dict[str, int]:
-        return {name: int(self.space.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)}
+        return {
+            name: int(self.space.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)
+        }
 
 
 class CandidateSampler(BaseSampler):
@@ -128,9 +130,7 @@ class CandidateSampler(BaseSampler):
         """The whole table's, from the first trial on."""
         return self._candidates.distributions
 
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """One new point as indices; empty where nothing is left or the trial's point is given."""
         if "fixed_params" in trial.system_attrs or not search_space:
             return {}
@@ -146,9 +146,7 @@ class CandidateSampler(BaseSampler):
                 return params
         return dict(self._candidates.nearest_open(params) or {})
 
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
         """Only reached where nothing is left to propose; the caller then ends the study."""
         if isinstance(param_distribution, IntDistribution):
             return param_distribution.low
@@ -170,9 +168,7 @@ class CandidateSampler(BaseSampler):
             self._inner.reseed_rng()
 
     @staticmethod
-    def _draw(
-        inner: BaseSampler, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    def _draw(inner: BaseSampler, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """A whole point: what the sampler draws jointly, the rest one by one (random start-up phases)."""
         params = inner.sample_relative(study, trial, search_space)
         for name, distribution in search_space.items():

@@ -14,12 +14,13 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from autotune.node_agent import LaunchRequest
+from autotune.errors import InfrastructureError
+from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
 from autotune.pool_study import PoolStudy, Proposal
-from autotune.records import TrialRecord
+from autotune.records import TrialResult
 from autotune.spec import StudySpec
-from autotune.trial import RESULT_KEY, TrialResult
+from autotune.trial import RESULT_KEY
 from launchers.base import Launcher
 from launchers.outcome import Outcome
 from launchers.process import Limits
@@ -57,7 +58,7 @@ class StudySearcher(Searcher):
         self.in_flight: dict[str, _InFlight] = {}
         self._spec = spec
         self._launcher = launcher
-        self._studies = studies
+        self._studies = list(studies)
         self._slots = slots
         self._log_root = log_root
         self._on_launch = on_launch
@@ -87,7 +88,7 @@ class StudySearcher(Searcher):
             self._slots.end_trial(flight.slot)
             shown = TrialResult(Outcome.LOST, "the Tune worker of this trial died", log_folder=flight.log_folder)
         if shown.outcome is Outcome.LOST and not self.stop_reason:
-            self._slots.repair(flight.slot)
+            self._repair(flight)
         self._slots.release(flight.slot)
         flight.study.finish(flight.proposal, shown, stopped_by_user=bool(self.stop_reason))
         self._reorder(flight.study)
@@ -115,16 +116,14 @@ class StudySearcher(Searcher):
         self._on_launch(study, proposal)
         return {"agents": slot.agents, "request": self._request(study, proposal, folder)}
 
-    def _request(self, study: PoolStudy, proposal: Proposal, folder: Path) -> LaunchRequest:
+    def _request(self, study: PoolStudy, proposal: Proposal, folder: Path) -> SlotRequest:
         measurement = self._spec.measurement
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
-        return LaunchRequest(
+        return SlotRequest(
             trial=f"{study.name}/{proposal.trial.number}",
             program=self._launcher.program,
             job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
-            nodes=study.pool.nodes,
-            ranks_per_node=study.pool.gpus_per_node,
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
@@ -133,12 +132,14 @@ class StudySearcher(Searcher):
             log_folder=folder,
         )
 
+    def _repair(self, flight: _InFlight) -> None:
+        """A slot whose node does not come back ends its pool's study; the others go on."""
+        try:
+            self._slots.repair(flight.slot)
+        except InfrastructureError as error:
+            flight.study.end_reason = f"infrastructure: {error}"
+
     def _reorder(self, study: PoolStudy) -> None:
         """The pool that just ran goes last, so that pools on shared nodes take turns."""
         self._studies.remove(study)
         self._studies.append(study)
-
-
-def trial_records(studies: list[PoolStudy]) -> list[TrialRecord]:
-    """All ended trials of all pools, by their end."""
-    return sorted((record for study in studies for record in study.records), key=lambda record: record.ended_s)

@@ -14,6 +14,7 @@ import psutil
 import yaml
 
 from autotune.errors import AutotuneError, SpecError
+from autotune.records import TrialRecord
 from autotune.spec import StudySpec, load_study
 
 DEFAULT_ROOT = Path(".autotune")
@@ -50,8 +51,9 @@ class StateFolder:
         """
         return load_study(self.path / _SPEC)
 
-    def write_best(self, pool: str, best: dict[str, object]) -> None:
+    def write_best(self, pool: str, record: TrialRecord) -> None:
         """The best configuration so far of one pool; the file is there from the first completed trial on."""
+        best = {"trial": record.number, "config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)}
         _write(self.path / f"best-{pool}.json", json.dumps(best, indent=2) + "\n")
 
     def driver(self) -> dict[str, float] | None:
@@ -75,9 +77,9 @@ class StateFolder:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                driver = self.driver()
+                pid = f" (pid {driver['pid']:.0f})" if (driver := self.driver()) else ""
                 raise AutotuneError(
-                    f"another driver{f' (pid {driver["pid"]:.0f})' if driver else ''} runs the study in {self.path}",
+                    f"another driver{pid} runs the study in {self.path}",
                     f"`autotune status {self.path.name}` shows it",
                 ) from None
             me = {"pid": os.getpid(), "process_started_s": psutil.Process().create_time(), "started_s": time.time()}

@@ -43,7 +43,7 @@ def _open_database(url: str) -> BaseStorage:
         return RDBStorage(url, engine_kwargs=engine)
     except (SQLAlchemyError, ImportError) as error:
         raise InfrastructureError(
-            f"Optuna's storage {url.split('@')[-1]} does not answer: {str(error).splitlines()[0]}",
+            f"Optuna's storage {url.rsplit('@', maxsplit=1)[-1]} does not answer: {str(error).splitlines()[0]}",
             "check address, credentials and the driver package (psycopg2, mysqlclient)",
         ) from error
 

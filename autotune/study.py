@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import logging
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from autotune.errors import InfrastructureError, SpecError
-from autotune.ray_session import RaySession, pool_labels
+from autotune.errors import SpecError
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
+from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
@@ -24,13 +16,6 @@ from autotune.storage import open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
 
-if TYPE_CHECKING:
-    from autotune.pool_study import PoolStudy, Proposal
-    from autotune.searcher import StudySearcher
-
-log = logging.getLogger(__name__)
-
-STOPPED_BY_USER = "stopped by the user"
 _TRACKER_CLOSE_S = 60.0
 
 
@@ -66,8 +51,6 @@ def load_launcher(name: str) -> Launcher:
 
 def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None]) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray."""
-    from autotune.pool_study import PoolStudy
-
     launcher = load_launcher(spec.launcher)
     storage = open_storage(spec.storage, folder.path)
     return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
@@ -101,7 +84,7 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
         if study.best is record:
-            folder.write_best(study.pool.name, {"config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)})
+            folder.write_best(study.pool.name, record)
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, on_record)
@@ -111,7 +94,9 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
         with RaySession(spec.pools, address) as session:
             for run in runs.values():
                 run.open()
-            _tune(spec, folder, session, studies, listener)
+            # Only now: Ray reads its environment when it is imported.
+            driver = importlib.import_module("autotune.driver")
+            driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched)
     for run in runs.values():
         run.close()
     return studies
@@ -157,76 +142,3 @@ class _ParentOf:
             metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
             tags={"end_reason": self._study.end_reason, **({"best_trial": str(best.number)} if best else {})},
         )
-
-
-def _tune(spec: StudySpec, folder: StateFolder, session: RaySession, studies: list[PoolStudy], listener: Listener) -> None:
-    from autotune.node_agent import AgentSetup
-    from autotune.placement import Slots
-    from autotune.searcher import StudySearcher
-
-    launcher = load_launcher(spec.launcher)
-    slots = Slots(session, spec.name)
-    try:
-        for study in studies:
-            if not study.end_reason:
-                setup = AgentSetup(study.pool.environment, launcher.preload, pool_labels(study.pool), study.pool.device)
-                slots.open(study.pool, setup)
-        searcher = StudySearcher(spec, launcher, list(studies), slots, folder.log_root, listener.launched)
-        session.on_lost = _give_up
-        with _signals(searcher, slots.end_all):
-            _fit(searcher, session.scratch / "tune")
-    finally:
-        slots.close()
-
-
-def _fit(searcher: StudySearcher, scratch: Path) -> None:
-    """One Tuner for everything; its own state is disposable and lies in the session's scratch folder."""
-    from ray import tune
-    from ray.tune.error import TuneError
-
-    from autotune.trial import MegatronTrial
-
-    tuner = tune.Tuner(
-        tune.with_resources(MegatronTrial, tune.PlacementGroupFactory([{"CPU": 0}])),
-        tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, reuse_actors=True),
-        run_config=tune.RunConfig(name="study", storage_path=str(scratch), verbose=0),
-    )
-    try:
-        tuner.fit()
-    except TuneError as error:
-        raise InfrastructureError(f"Ray Tune ended: {error}", "`autotune resume` goes on with the study") from error
-
-
-@contextmanager
-def _signals(searcher: StudySearcher, end_trials: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM, SIGHUP) ends running trials and the study cleanly, the second one the process at once."""
-    asked = threading.Event()
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
-            # The session guard and the supervisors end what is left.
-            os._exit(130)
-        searcher.stop_reason = STOPPED_BY_USER
-        asked.set()
-
-    def stopper() -> None:
-        asked.wait()
-        if searcher.stop_reason:
-            end_trials()
-
-    thread = threading.Thread(target=stopper, name="stop-on-signal", daemon=True)
-    thread.start()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-        asked.set()
-
-
-def _give_up(what: str) -> None:
-    """Ray itself is gone, and calls into it would block: end now; the storage is safe, `resume` closes what is open."""
-    print(f"error: {what}; `autotune resume` goes on with the study", file=sys.stderr, flush=True)
-    os._exit(1)

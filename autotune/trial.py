@@ -7,57 +7,33 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
 from ray.exceptions import RayError
 
-from autotune.node_agent import LaunchRequest
+from autotune.node_agent import SlotRequest
+from autotune.records import TrialResult
 from launchers.base import StepRecord
-from launchers.outcome import Outcome
-from launchers.process import TrialEnd
+from launchers.outcome import Outcome, Verdict, classify_nodes
 
 RESULT_KEY = "autotune_result"
 _END_GRACE_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """What one launched trial showed, over all its nodes.
-
-    Attributes:
-        outcome: How it ended: the first node's that did not complete, else COMPLETED.
-        detail: Why.
-        steps: Every step, in order.
-        launched_s: Unix time at which the agents were asked to run it.
-        ended_s: Unix time at which the last node had ended.
-        nodes: Each agent's description at the launch.
-        log_folder: Folder of the ranks' logs.
-    """
-
-    outcome: Outcome
-    detail: str
-    steps: tuple[StepRecord, ...] = ()
-    launched_s: float = 0.0
-    ended_s: float = 0.0
-    nodes: tuple[dict[str, Any], ...] = ()
-    log_folder: Path | None = None
-
-
 @dataclass(slots=True)
 class _Merged:
-    """Steps and ends of all nodes so far."""
+    """Steps and verdicts of all nodes so far."""
 
     steps: list[StepRecord] = field(default_factory=list)
-    ends: list[TrialEnd] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
-    def worst(self) -> TrialEnd | None:
-        return next((end for end in self.ends if end.outcome is not Outcome.COMPLETED), None)
+    def failed(self) -> bool:
+        return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
 
 
-def run_on_agents(agents: list[Any], request: LaunchRequest) -> TrialResult:
+def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
     """Run one trial on a slot's agents. Never raises for the trial's or an agent's fault: those are outcomes."""
     launched_s = time.time()
     merged = _Merged()
@@ -72,9 +48,9 @@ def run_on_agents(agents: list[Any], request: LaunchRequest) -> TrialResult:
         ]
         _follow(agents, streams, merged, deadline_s=launched_s + request.limits.startup_s + request.limits.trial_s + _END_GRACE_S)
     except RayError as error:
-        merged.ends.append(TrialEnd(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
-    end = merged.worst() or TrialEnd(Outcome.COMPLETED, "")
-    return TrialResult(end.outcome, end.detail, tuple(merged.steps), launched_s, time.time(), nodes, request.log_folder)
+        merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
+    verdict = classify_nodes(merged.verdicts)
+    return TrialResult(verdict.outcome, verdict.detail, tuple(merged.steps), launched_s, time.time(), nodes, request.log_folder)
 
 
 def _follow(agents: list[Any], streams: list[Any], merged: _Merged, deadline_s: float) -> None:
@@ -84,10 +60,10 @@ def _follow(agents: list[Any], streams: list[Any], merged: _Merged, deadline_s: 
     while running:
         ready, _ = ray.wait(running, num_returns=1, timeout=max(0.0, deadline_s - time.time()))
         if not ready:
-            merged.ends.append(TrialEnd(Outcome.LOST, "an agent did not report the end of the trial within its limits"))
+            merged.verdicts.append(Verdict(Outcome.LOST, "an agent did not report the end of the trial within its limits"))
             return
         _take(ready[0], running, merged)
-        if merged.worst() and not stopped:
+        if merged.failed() and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
             ray.wait([agent.stop.remote() for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
@@ -105,7 +81,7 @@ def _take(stream: Any, running: list[Any], merged: _Merged) -> None:
     if isinstance(item, StepRecord):
         merged.steps.append(item)
     else:
-        merged.ends.append(item)
+        merged.verdicts.append(item.verdict)
 
 
 def _first_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -30,7 +30,7 @@ __all__ = [
 
 _GRACE_S = 1.0
 _STACKS_S = 0.3
-_POLL_S = 0.5
+_POLL_S = 0.25
 _TAIL_BYTES = 1 << 16
 _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
 _INNERMOST_FRAME = re.compile(r'^Current thread .*\(most recent call first\):\n  File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
@@ -84,13 +84,16 @@ class TrialEnd:
         return self.verdict.detail
 
 
-def run_trial(supervised: Supervised, request: LaunchRequest, limits: Limits) -> Iterator[StepRecord | TrialEnd]:
+def run_trial(
+    supervised: Supervised, request: LaunchRequest, limits: Limits, stop: Callable[[], bool] = lambda: False
+) -> Iterator[StepRecord | TrialEnd]:
     """Run a trial: yields its steps as they come, then one `TrialEnd`.
 
-    Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too. A node that does
-    not hold the reporting rank sees no steps, so only `trial_s` and failures of its own ranks end its part.
+    Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too, and so does `stop`
+    answering True, within a quarter of a second. A node that does not hold the reporting rank sees no steps, so only `trial_s` and
+    failures of its own ranks end its part.
     """
-    watch = _Watch(supervised, request, limits)
+    watch = _Watch(supervised, request, limits, stop)
     try:
         yield from watch.steps()
     finally:
@@ -112,6 +115,7 @@ class _Watch:
     supervised: Supervised
     request: LaunchRequest
     limits: Limits
+    stop: Callable[[], bool]
     started_s: float = field(default_factory=time.time)
     begin_s: float = field(default_factory=time.monotonic)
     last_step_s: float = 0.0
@@ -132,7 +136,7 @@ class _Watch:
     def _is_over(self) -> bool:
         diverged = self.last_loss is not None and not math.isfinite(self.last_loss)
         grace_is_over = self.grace_until_s is not None and time.monotonic() >= self.grace_until_s
-        return bool(self.lost or self.limit or diverged or grace_is_over or self._all_ended())
+        return bool(self.lost or self.limit or diverged or grace_is_over or self._all_ended() or self.stop())
 
     def _deadlines(self) -> Iterator[tuple[float, Outcome, str]]:
         yield self.begin_s + self.limits.trial_s, Outcome.TIMEOUT, f"the trial took over {self.limits.trial_s:g} s"
