@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from autotune.candidates import Candidates, choices_of, launchable
 from autotune.metrics import summarise
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
-from autotune.sampler import Candidates, CandidateSampler, inner_sampler
+from autotune.results import END_REASON, PoolResults, results_of, study_name
+from autotune.sampler import CandidateSampler, inner_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
 from launchers.base import Launcher
@@ -78,13 +79,13 @@ class PoolStudy:
         self.name = study_name(spec, pool)
         self.pool = pool
         self.workload = spec.workload(pool)
-        self.space = SearchSpace(self.workload, _choices(spec))
+        self.space = SearchSpace(self.workload, choices_of(spec))
         self.end_reason = ""
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
-        self._allowed = np.array([not launcher.refusals(self.workload, config) for config in self.space], dtype=bool)
-        self.candidates = Candidates(self.space, self._allowed)
+        allowed, self._launcher_refused = launchable(self.space, launcher)
+        self.candidates = Candidates(self.space, allowed)
         self._sampler = CandidateSampler(inner_sampler(spec.sampler, spec.seed), self.candidates)
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts: Counter[TrialConfig] = Counter()
@@ -108,19 +109,17 @@ class PoolStudy:
         return self._launched
 
     @property
-    def baseline(self) -> TrialRecord | None:
-        """The measured baseline, if it completed."""
-        return next((r for r in self._records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED), None)
-
-    @property
     def best(self) -> TrialRecord | None:
-        """The best completed trial by Optuna's own feasibility-aware choice; None where nothing completed."""
-        try:
-            number = self._optuna.best_trial.number
-        except ValueError:
-            return None
-        record = next((r for r in self._records if r.number == number), None)
-        return record if record is not None and record.outcome is Outcome.COMPLETED else None
+        """The best completed trial so far; None where nothing completed."""
+        return self.results().best
+
+    def results(self) -> PoolResults:
+        """What the storage holds now."""
+        return results_of(self._optuna, self.pool)
+
+    def close(self) -> None:
+        """Keep the reason of the end beside the trials."""
+        self._optuna.set_user_attr(END_REASON, self.end_reason)
 
     def propose(self) -> Proposal | None:
         """The next trial to launch; None, with `end_reason` set, where the study ends. Refused proposals are told and recorded."""
@@ -267,23 +266,9 @@ class PoolStudy:
         }
 
     def _nothing_legal(self) -> str:
-        refused = Counter(self.space.refused)
-        for config, allowed in zip(self.space, self._allowed, strict=True):
-            if not allowed:
-                refused.update(violation.name for violation in self._launcher.refusals(self.workload, config))
+        refused = Counter(self.space.refused) + self._launcher_refused
         worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
         return f"no legal candidate: {worst}"
-
-
-def study_name(spec: StudySpec, pool: PoolSpec) -> str:
-    """Optuna study name: one per pool and node count."""
-    return f"{spec.name}/{pool.name}/{pool.nodes}x{pool.gpus_per_node}"
-
-
-def _choices(spec: StudySpec) -> dict[str, object]:
-    """What may be tried: knobs that are not searched keep the baseline's value."""
-    fixed = {name: value for name, value in spec.baseline.changed().items() if name not in spec.search}
-    return {**{name: [value] for name, value in fixed.items()}, **spec.search}
 
 
 def _environment(result: TrialResult) -> dict[str, str]:

@@ -10,6 +10,7 @@ from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
+from autotune.results import PoolResults
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
@@ -56,7 +57,7 @@ def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[Pool
     return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
 
 
-def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, address: str | None = None) -> list[PoolStudy]:
+def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, address: str | None = None) -> list[PoolResults]:
     """Run, or go on with, a study until every pool has ended.
 
     Args:
@@ -66,7 +67,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
         address: Ray cluster to join; None starts a private Ray.
 
     Returns:
-        The pools' studies; each has its `end_reason`.
+        What every pool's study showed, with the reason of its end.
 
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
@@ -80,10 +81,10 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
             tracker.close(_TRACKER_CLOSE_S)
 
 
-def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None) -> list[PoolStudy]:
+def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None) -> list[PoolResults]:
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
-        if study.best is record:
+        if (best := study.best) is not None and best.number == record.number:
             folder.write_best(study.pool.name, record)
         listener.ended(study, record)
 
@@ -97,9 +98,10 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
             # Only now: Ray reads its environment when it is imported.
             driver = importlib.import_module("autotune.driver")
             driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched)
-    for run in runs.values():
-        run.close()
-    return studies
+    for study in studies:
+        study.close()
+        runs[study.name].close()
+    return [study.results() for study in studies]
 
 
 class _ParentOf:

@@ -71,8 +71,6 @@ class TrialConfig(BaseModel):
         ranks = self.tensor_model_parallel_size * self.pipeline_model_parallel_size * self.context_parallel_size
         return world_size // ranks if world_size % ranks == 0 else 0
 
-    def argv(self): return [f"--{k}={v}" for k,v in self.changed().items()]
-
     def changed(self) -> dict[str, Any]:
         """The knobs that differ from their defaults, as plain values."""
         return self.model_dump(exclude_defaults=True)

@@ -36,14 +36,4 @@ def check(workload: Workload, config: TrialConfig) -> list[Violation]:
     return [violation for violation in found if violation is not None]
 
 
-def _t(w,c):
-    dp=c.data_parallel_size(w.world_size)
-    m=w.model; pp=c.pipeline_model_parallel_size; v=c.num_virtual_stages_per_pipeline_rank
-    if dp==0: return Violation("world",1,"world")
-    if m.num_attention_heads%c.tensor_model_parallel_size: return Violation("heads",1,"heads")
-    if m.num_layers%(pp*(v or 1)): return Violation("layers",1,"layers")
-    if v and pp==1: return Violation("vpp",1,"vpp")
-    if w.global_batch_size%(c.micro_batch_size*dp): return Violation("batch",1,"batch")
-    if v and (w.global_batch_size//(c.micro_batch_size*dp))%pp: return Violation("vppmb",1,"vppmb")
-    return None
-RULES: tuple[Rule, ...] = (_t,)
+RULES: tuple[Rule, ...] = ()

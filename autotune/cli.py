@@ -1,0 +1,279 @@
+"""The command line: few verbs, thin calls. Knobs are fields of the study file, never options."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from autotune.errors import AutotuneError, SpecError
+from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
+
+app = typer.Typer(
+    name="autotune",
+    help="Finds the fastest Megatron configuration for a model on your GPUs, by short real training runs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+_errors = Console(stderr=True)
+
+StudyFile = Annotated[Path, typer.Argument(help="Study file (YAML); `autotune init` writes one", show_default=False)]
+StudyName = Annotated[str, typer.Argument(help="Study file, state folder, or name of a study", show_default=False)]
+Root = Annotated[Path, typer.Option("--state", help="Folder that holds the studies' state folders", envvar="AUTOTUNE_STATE")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")]
+Address = Annotated[str | None, typer.Option(help="Ray cluster to join; without it a private Ray is started")]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _friendly(command: Callable[P, R]) -> Callable[P, R]:
+    """Show our errors as one message with a hint: exit code 2 for the person's input, 1 for anything else."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return command(*args, **kwargs)
+        except AutotuneError as error:
+            message = Text.assemble(("error: ", "bold red"), str(error))
+            if error.hint:
+                message.append(f"\nhint: {error.hint}", style="yellow")
+            _errors.print(message, soft_wrap=True)
+            raise typer.Exit(2 if isinstance(error, SpecError) else 1) from None
+
+    return wrapped
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        sys.stdout.write(f"autotune {importlib.metadata.version('megatron-autotune')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version")] = False,
+) -> None:
+    """Options of the program itself."""
+
+
+@app.command()
+@_friendly
+def init(
+    path: Annotated[Path, typer.Argument(help="Study file to write")] = Path("study.yaml"),
+    force: Annotated[bool, typer.Option(help="Replace a file that is there")] = False,
+) -> None:
+    """Look at this machine and write a first, commented study file."""
+    from autotune.detect import detect_machine
+    from autotune.first_study import write_study
+
+    pools = detect_machine()
+    write_study(path, pools, force=force)
+    seen = ", ".join(f"{pool.name} ({pool.gpus_per_node} x {pool.gpu})" for pool in pools)
+    console.print(f"wrote {path} for {seen}; next: [bold]autotune check {path}[/bold], then [bold]autotune tune {path}[/bold]")
+
+
+@app.command()
+@_friendly
+def check(study: StudyFile, as_json: AsJson = False) -> None:
+    """Count a study's legal candidates and the refusals by rule, before any trial."""
+    from autotune.check import check_study, check_table
+    from autotune.spec import load_study
+
+    checked = check_study(load_study(study))
+    if as_json:
+        _print_json([pool.to_dict() for pool in checked])
+    else:
+        console.print(check_table(checked))
+    if not all(pool.legal for pool in checked):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_friendly
+def tune(
+    study: StudyFile,
+    root: Root = DEFAULT_ROOT,
+    address: Address = None,
+    trials: Annotated[int | None, typer.Option(help="Launched trials per pool, in place of the study file's")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
+    tracking_uri: Annotated[str | None, typer.Option(help="MLflow tracking URI")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Go on when this terminal closes")] = False,
+    print_command: Annotated[bool, typer.Option("--print-command", help="Show trial 1's exact command and stop")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study: real trials until the budget is spent, then the winner against the baseline."""
+    from autotune.spec import load_study
+
+    spec = load_study(study, {"storage": storage, "tracking_uri": tracking_uri, "budget": trials and {"trials": trials}})
+    folder = StateFolder(root / spec.name)
+    if print_command:
+        from autotune.export import first_command
+
+        sys.stdout.write(first_command(spec, folder) + "\n")
+    elif detach:
+        folder.write_spec(spec)
+        _detach(folder, root, address)
+    else:
+        _run(spec, folder, address, as_json)
+
+
+@app.command()
+@_friendly
+def resume(
+    study: StudyName,
+    root: Root = DEFAULT_ROOT,
+    address: Address = None,
+    trials: Annotated[int | None, typer.Option(help="New budget of launched trials per pool")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a study whose driver was stopped or killed."""
+    from autotune.spec import override
+
+    folder = find_study(study, root)
+    _run(override(folder.read_spec(), {"budget": trials and {"trials": trials}}), folder, address, as_json)
+
+
+def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> None:
+    from autotune.progress import Progress
+    from autotune.report import final_report, results_json
+    from autotune.study import run_study
+
+    with Progress(_errors if as_json else console, spec.budget) as progress:
+        results = run_study(spec, folder, progress, address=address)
+    if as_json:
+        _print_json(results_json(results))
+    else:
+        console.print(final_report(results, spec.measurement.warmup_steps))
+        console.print(
+            f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
+        )
+    if not any(result.best for result in results):
+        raise typer.Exit(1)
+
+
+def _detach(folder: StateFolder, root: Path, address: str | None) -> None:
+    command = [sys.executable, "-m", "autotune.cli", "resume", str(folder.path), "--state", str(root.resolve())]
+    command += ["--address", address] if address else []
+    log = folder.path / "driver.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    console.print(f"running as process {process.pid}, log in {log}; [bold]autotune status {folder.path.name}[/bold] shows it")
+
+
+@app.command()
+@_friendly
+def status(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
+    """Show whether a study is running, its trials and the best so far."""
+    from autotune.report import final_report, results_json, trial_table
+    from autotune.results import read_results
+
+    folder = find_study(study, root)
+    spec, driver = folder.read_spec(), folder.driver()
+    results = read_results(spec, folder)
+    if as_json:
+        _print_json({"driver_pid": int(driver["pid"]) if driver else None, "pools": results_json(results)})
+        return
+    console.print(f"driver: {'running, pid ' + str(int(driver['pid'])) if driver else 'none is running'}")
+    console.print(trial_table([record for result in results for record in result.records if not record.violations]))
+    console.print(final_report(results, spec.measurement.warmup_steps))
+
+
+@app.command()
+@_friendly
+def best(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
+    """Show the best configuration, per pool and over all pools."""
+    from autotune.report import final_report, results_json
+    from autotune.results import read_results
+
+    folder = find_study(study, root)
+    spec = folder.read_spec()
+    results = read_results(spec, folder)
+    if as_json:
+        overall = max(results, key=lambda result: result.best_tokens_per_s, default=None)
+        _print_json({"overall": overall.pool.name if overall and overall.best else None, "pools": results_json(results)})
+    else:
+        console.print(final_report(results, spec.measurement.warmup_steps))
+    if not any(result.best for result in results):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_friendly
+def export(
+    study: StudyName,
+    root: Root = DEFAULT_ROOT,
+    pool: Annotated[str | None, typer.Option(help="Pool; none = the one with the most tokens/s")] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder for the files; none = the state folder")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the winner as Megatron-LM arguments and as a torchrun command."""
+    from autotune.export import export_winner
+
+    exported = export_winner(find_study(study, root), pool, output)
+    if as_json:
+        _print_json(exported.to_dict())
+    else:
+        sys.stdout.write(exported.text() + "\n")
+
+
+@app.command()
+@_friendly
+def doctor(
+    root: Root = DEFAULT_ROOT,
+    python: Annotated[str | None, typer.Option(help="Interpreter of the ranks; none = this one")] = None,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL to reach")] = None,
+    tracking_uri: Annotated[str | None, typer.Option(help="MLflow tracking URI to reach")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: versions, drivers, Ray, GPUs, file system, MLflow and storage; each problem with a fix."""
+    from autotune.doctor import examine
+    from autotune.doctor.finding import Status, findings_table
+
+    findings = examine(root, python=python, tracking_uri=tracking_uri, storage=storage)
+    if as_json:
+        _print_json([finding.to_dict() for finding in findings])
+    else:
+        console.print(findings_table(findings))
+    if any(finding.status is Status.FAIL for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+@_friendly
+def ui(
+    study: StudyName,
+    root: Root = DEFAULT_ROOT,
+    host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on")] = 5000,
+) -> None:
+    """Serve MLflow's pages for a study until Ctrl-C."""
+    from autotune.tracking import ui_command, ui_environment, ui_tunnel
+
+    folder = find_study(study, root)
+    command = ui_command(folder.read_spec().tracking_uri or folder.path, host, port)
+    console.print(f"MLflow on http://{host}:{port} (Ctrl-C ends it)")
+    if "SSH_CONNECTION" in os.environ:
+        console.print(f"on your own machine: {ui_tunnel(port)}", soft_wrap=True)
+    os.execvpe(command[0], command, ui_environment())
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,98 @@
+"""What a person sees while a study runs: a live table on a terminal, one line per trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from autotune.pool_study import PoolStudy, Proposal
+from autotune.records import TrialRecord
+from autotune.report import short, throughput, trial_table
+from autotune.spec import Budget
+from launchers.outcome import Outcome
+
+_ROWS = 14
+
+
+class Progress:
+    """A `study.Listener` that shows trials, the best so far, refusals and the time left."""
+
+    def __init__(self, console: Console, budget: Budget) -> None:
+        self._console = console
+        self._budget = budget
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._studies: list[PoolStudy] = []
+        self._running: dict[str, Proposal] = {}
+        self._recent: list[TrialRecord] = []
+        self._refused = 0
+        self._started_s = time.time()
+        self._launched_before = 0
+
+    def __enter__(self) -> Self:
+        """Begin to draw."""
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Leave the terminal as it was."""
+        if self._live:
+            self._live.stop()
+
+    def opened(self, studies: list[PoolStudy]) -> None:
+        """Say how large the spaces are and what is there already."""
+        self._studies = studies
+        self._launched_before = sum(study.launched for study in studies)
+        for study in studies:
+            known = f", {study.launched} trials known" if study.launched else ""
+            self._console.print(f"{study.name}: {len(study.space):,} legal candidates{known}; starting Ray and the first trial ...")
+
+    def launched(self, study: PoolStudy, proposal: Proposal) -> None:
+        """Show it as running."""
+        self._running[study.name] = proposal
+        self._draw()
+
+    def ended(self, study: PoolStudy, record: TrialRecord) -> None:
+        """Show how it ended; refused proposals are counted, not listed."""
+        if record.outcome is Outcome.REFUSED:
+            self._refused += 1
+            return
+        self._running.pop(study.name, None)
+        self._recent = [*self._recent, record][-_ROWS:]
+        if self._live is None:
+            why = record.detail.splitlines()[0] if record.outcome is not Outcome.COMPLETED and record.detail else ""
+            best = f"   best so far: trial {study.best.number}" if study.best else ""
+            line = f"{record.study} trial {record.number}: {throughput(record)}  {short(record.config)}  {why}{best}"
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._live:
+            running = [(name, str(p.trial.number), short(p.config)) for name, p in self._running.items()]
+            self._live.update(Group(trial_table(self._recent, running), Text(self._summary(), style="bold")), refresh=True)
+
+    def _summary(self) -> str:
+        launched = sum(study.launched for study in self._studies)
+        parts = [f"{launched} of {self._budget.trials * len(self._studies)} trials", f"{self._refused} refused before launch"]
+        for study in self._studies:
+            if study.best:
+                parts.append(f"best on {study.pool.name}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
+        if (left_s := self._seconds_left(launched)) is not None:
+            parts.append(f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left")
+        return "   ".join(parts)
+
+    def _seconds_left(self, launched: int) -> float | None:
+        """From the pace of this run and the budgets; None before the first trial has ended."""
+        elapsed_s = time.time() - self._started_s
+        done = launched - self._launched_before
+        if not done:
+            return None
+        left_s = elapsed_s / done * (self._budget.trials * len(self._studies) - launched)
+        if self._budget.wall_time_s is not None:
+            left_s = min(left_s, self._budget.wall_time_s - elapsed_s)
+        return max(0.0, left_s)

@@ -1,0 +1,129 @@
+"""What a person reads at the end of a study and of `best`, `status` and `check`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autotune.records import TrialRecord
+from autotune.results import PoolResults, speedup
+from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
+
+_SHORT = {
+    "tensor_model_parallel_size": "TP",
+    "pipeline_model_parallel_size": "PP",
+    "num_virtual_stages_per_pipeline_rank": "VPP",
+    "context_parallel_size": "CP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+    "micro_batch_size": "MBS",
+    "sequence_parallel": "SP",
+    "recompute_granularity": "recompute",
+    "use_distributed_optimizer": "dist-opt",
+}
+
+
+def short(config: TrialConfig) -> str:
+    """A configuration in one line: what differs from Megatron's defaults, common knobs abbreviated."""
+    parts = []
+    for name, value in config.changed().items():
+        label = _SHORT.get(name, name)
+        if value is True:
+            parts.append(label)
+        elif label.isupper():
+            parts.append(f"{label}{value}")
+        else:
+            parts.append(f"{label}={'+'.join(value) if isinstance(value, tuple) else value}")
+    return " ".join(parts) or "Megatron's defaults"
+
+
+def throughput(record: TrialRecord) -> str:
+    """Tokens/s per GPU with its interval, or the outcome where it was not measured."""
+    metrics = record.metrics
+    if record.outcome is not Outcome.COMPLETED:
+        return record.outcome.value
+    low, high = metrics["tokens_per_s_per_gpu_low"], metrics["tokens_per_s_per_gpu_high"]
+    return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]"
+
+
+def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
+    """Winner against baseline for each pool, what was refused and what failed, and which pool is best."""
+    parts: list[RenderableType] = [_pool_report(result, warmup_steps) for result in results]
+    if len(results) > 1 and (best := max(results, key=lambda result: result.best_tokens_per_s)).best:
+        parts.append(Text(f"Most tokens/s in total: pool {best.pool.name}, {best.best_tokens_per_s:,.0f} tokens/s", style="bold"))
+    return Group(*parts)
+
+
+def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
+    table = Table(title=f"{result.study}   ended: {result.end_reason or 'not yet'}", title_justify="left", title_style="bold")
+    for heading in ("", "trial", "tokens/s per GPU [95 %]", "step s", "configuration"):
+        table.add_column(heading)
+    for name, record in (("baseline", result.baseline), ("winner", result.best)):
+        if record is not None:
+            row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
+            table.add_row(*row, style="bold" if name == "winner" else "")
+    return Group(table, Text(_verdict(result, warmup_steps)), Text(_counts(result), style="dim"))
+
+
+def _verdict(result: PoolResults, warmup_steps: int) -> str:
+    if result.best is None:
+        return "No configuration completed."
+    if result.baseline is None:
+        return "The baseline did not complete, so there is nothing to compare the winner with."
+    if result.best is result.baseline:
+        return "Nothing beat the baseline."
+    ratio, low, high = speedup(result.best, result.baseline, warmup_steps)
+    return f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each)."
+
+
+def _counts(result: PoolResults) -> str:
+    ended = ", ".join(f"{count} {outcome.value}" for outcome, count in result.outcomes.most_common())
+    rules = ", ".join(f"{name} {count}" for name, count in result.refusals.most_common(5))
+    return f"Trials: {ended or 'none'}." + (f" Refused by rule: {rules}." if rules else "")
+
+
+def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
+    """The same for scripts, one entry per pool."""
+    return [
+        {
+            "study": result.study,
+            "pool": result.pool.name,
+            "nodes": result.pool.nodes,
+            "end_reason": result.end_reason,
+            "running": result.running,
+            "outcomes": {outcome.value: count for outcome, count in result.outcomes.items()},
+            "refusals": dict(result.refusals),
+            "baseline": _record_json(result.baseline),
+            "best": _record_json(result.best),
+            "best_tokens_per_s": result.best_tokens_per_s,
+        }
+        for result in results
+    ]
+
+
+def _record_json(record: TrialRecord | None) -> dict[str, Any] | None:
+    if record is None:
+        return None
+    config = record.config.changed()
+    return {"trial": record.number, "config": config, "argv": list(record.argv), "metrics": dict(record.metrics)}
+
+
+def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:
+    """Trials as rows; `running` holds (study, trial, configuration)."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("study", "trial", "tokens/s per GPU [95 %]", "configuration", "why"):
+        table.add_column(heading, overflow="ellipsis", no_wrap=True)
+    for record in records:
+        failed = record.outcome is not Outcome.COMPLETED
+        why = record.detail.splitlines()[0] if failed and record.detail else ""
+        table.add_row(
+            record.study, str(record.number), throughput(record), short(record.config), why, style="dim" if failed else ""
+        )
+    for study, number, config in running:
+        table.add_row(study, number, "running", config, "", style="cyan")
+    return table

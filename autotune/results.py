@@ -1,0 +1,108 @@
+"""What a study has shown so far, read from Optuna's storage: for reports, the command line and resume alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import optuna
+from optuna.trial import TrialState
+
+from autotune.records import Phase, TrialRecord, record_from_trial
+from autotune.spec import StudySpec
+from autotune.state_folder import StateFolder
+from autotune.steady_state import steady
+from autotune.storage import open_storage
+from launchers.outcome import Outcome
+from search_spaces.hardware import PoolSpec
+
+END_REASON = "end_reason"
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolResults:
+    """One pool's study.
+
+    Attributes:
+        study: Optuna study name.
+        pool: The pool.
+        records: All ended trials, in the order of their numbers.
+        running: Trials that are running now, or were when their driver died.
+        best: The best completed trial, by Optuna's feasibility-aware choice; None where nothing completed.
+        end_reason: Why the study ended; empty where it has not.
+    """
+
+    study: str
+    pool: PoolSpec
+    records: tuple[TrialRecord, ...]
+    running: int
+    best: TrialRecord | None
+    end_reason: str
+
+    @property
+    def baseline(self) -> TrialRecord | None:
+        """The measured baseline; None where it did not complete."""
+        measured = (r for r in self.records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED)
+        return next(measured, None)
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        """Trials by outcome, refused ones included."""
+        return Counter(record.outcome for record in self.records)
+
+    @property
+    def refusals(self) -> Counter[str]:
+        """Refused trials by the rules they broke."""
+        return Counter(violation.name for record in self.records for violation in record.violations)
+
+    @property
+    def best_tokens_per_s(self) -> float:
+        """Tokens per second of the whole job at its best; 0 where nothing completed."""
+        return self.best.metrics["tokens_per_s_per_gpu"] * self.pool.world_size if self.best else 0.0
+
+
+def results_of(study: optuna.Study, pool: PoolSpec) -> PoolResults:
+    """Read one study."""
+    frozen = study.get_trials(deepcopy=False)
+    records = tuple(record for trial in frozen if (record := record_from_trial(trial)) is not None)
+    try:
+        number = study.best_trial.number
+    except ValueError:
+        number = -1
+    return PoolResults(
+        study=study.study_name,
+        pool=pool,
+        records=records,
+        running=sum(trial.state is TrialState.RUNNING for trial in frozen),
+        best=next((r for r in records if r.number == number and r.outcome is Outcome.COMPLETED), None),
+        end_reason=study.user_attrs.get(END_REASON, ""),
+    )
+
+
+def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
+    """Read all pools' studies without changing anything; pools whose study was not opened yet are left out."""
+    storage = open_storage(spec.storage, folder.path)
+    known = set(optuna.get_all_study_names(storage))
+    return [
+        results_of(optuna.load_study(study_name=name, storage=storage), pool)
+        for pool in spec.pools
+        if (name := study_name(spec, pool)) in known
+    ]
+
+
+def study_name(spec: StudySpec, pool: PoolSpec) -> str:
+    """Optuna study name: one per pool and node count."""
+    return f"{spec.name}/{pool.name}/{pool.nodes}x{pool.gpus_per_node}"
+
+
+def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int) -> tuple[float, float, float]:
+    """How many times faster the winner's median step is than the baseline's, with its 95 % interval (bootstrap of both medians)."""
+    generator = np.random.default_rng(0)
+    samples = []
+    for record in (baseline, winner):
+        values = np.array(steady([step.step_s for step in record.steps], warmup_steps))
+        samples.append(np.median(generator.choice(values, (_RESAMPLES, len(values))), axis=1))
+    low, high = np.quantile(samples[0] / samples[1], [0.025, 0.975])
+    return baseline.metrics["step_time_s"] / winner.metrics["step_time_s"], float(low), float(high)
