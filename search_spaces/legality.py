@@ -1,39 +1,35 @@
-"""Which configurations Megatron accepts: one small function per rule.
+"""Which configurations Megatron accepts: one small function per rule, in `search_spaces.rules` by subject.
 
-A rule returns a `Violation` or None. `check` collects all of them, so that a person sees every reason at once.
+A rule answers for a whole table of configurations at once. `check` asks all of them about a table of one row and collects every
+reason, so that a person sees them together; `search_spaces.space` asks them about all candidates of a search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
+from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.model import Workload
+from search_spaces.normalise import normalise
+from search_spaces.rules import experts, graphs, mesh, optimizer, pipeline, precision, recompute, run, shapes
+from search_spaces.rules.base import Finding, Rule, Violation
 
+__all__ = ["RULES", "Finding", "Rule", "Violation", "check"]
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One broken rule or limit.
-
-    Attributes:
-        name: The rule's name, stable over versions; also the name of the Optuna constraint.
-        amount: How far over the rule: <= 0 is slack, > 0 infeasible.
-        message: One sentence with the values and what would be legal.
-    """
-
-    name: str
-    amount: float
-    message: str
-
-
-Rule = Callable[[Workload, TrialConfig], "Violation | None"]
+RULES: tuple[Rule, ...] = (
+    *mesh.RULES,
+    *shapes.RULES,
+    *pipeline.RULES,
+    *experts.RULES,
+    *recompute.RULES,
+    *optimizer.RULES,
+    *precision.RULES,
+    *graphs.RULES,
+    *run.RULES,
+)
 
 
 def check(workload: Workload, config: TrialConfig) -> list[Violation]:
     """Every rule that `config` breaks for `workload`; empty where Megatron accepts it."""
-    found = (rule(workload, config) for rule in RULES)
+    columns = Columns.of(workload, normalise(workload, config))
+    found = (rule(columns).violation(rule.__name__) for rule in RULES)
     return [violation for violation in found if violation is not None]
-
-
-RULES: tuple[Rule, ...] = ()

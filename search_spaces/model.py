@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
 
 
 class ModelSpec(BaseModel):
@@ -29,20 +30,38 @@ class ModelSpec(BaseModel):
     untie_embeddings_and_output_weights: bool = True
     position_embedding_type: Literal["rope", "learned_absolute", "none"] = "rope"
     make_vocab_size_divisible_by: PositiveInt = 128
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
     num_experts: PositiveInt | None = None
     moe_router_topk: PositiveInt = 2
     moe_ffn_hidden_size: PositiveInt | None = None
+    moe_layer_freq: PositiveInt | tuple[int, ...] = 1
+    moe_shared_expert_intermediate_size: PositiveInt | None = None
+    moe_router_pre_softmax: bool = False
+    moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
+    moe_router_num_groups: PositiveInt | None = None
+    moe_router_group_topk: PositiveInt | None = None
+    multi_latent_attention: bool = False
+    q_lora_rank: PositiveInt | None = None
+    kv_lora_rank: PositiveInt = 512
+    qk_head_dim: PositiveInt = 128
+    qk_pos_emb_head_dim: PositiveInt = 64
+    v_head_dim: PositiveInt = 128
+    mtp_num_layers: NonNegativeInt | None = None
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
         if self.kv_channels is None and self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads={self.num_attention_heads}"
-                " (change one of them, or give kv_channels)"
+            raise PydanticCustomError(
+                "hidden_size_over_heads",
+                "hidden_size={hidden} is not divisible by num_attention_heads={heads} (change one of them, or give kv_channels)",
+                {"hidden": self.hidden_size, "heads": self.num_attention_heads},
             )
         if self.num_query_groups is not None and self.num_attention_heads % self.num_query_groups:
-            raise ValueError(
-                f"num_attention_heads={self.num_attention_heads} is not divisible by num_query_groups={self.num_query_groups}"
+            raise PydanticCustomError(
+                "heads_over_query_groups",
+                "num_attention_heads={heads} is not divisible by num_query_groups={groups}",
+                {"heads": self.num_attention_heads, "groups": self.num_query_groups},
             )
         return self
 
@@ -52,6 +71,30 @@ class ModelSpec(BaseModel):
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         return int((4 * self.hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * self.hidden_size
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether some layers have experts."""
+        return self.num_experts is not None
+
+    @property
+    def moe_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has experts (models/gpt/gpt_layer_specs.py: every moe_layer_freq-th, or as the list says)."""
+        if not self.is_moe:
+            return (False,) * self.num_layers
+        if isinstance(self.moe_layer_freq, tuple):
+            return tuple(bool(layer) for layer in self.moe_layer_freq)
+        return tuple(layer % self.moe_layer_freq == 0 for layer in range(self.num_layers))
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layers have no experts."""
+        return not all(self.moe_layers)
+
+    @property
+    def expert_ffn_size(self) -> int:
+        """Hidden size of one expert; Megatron's default is the dense one (arguments.py, validate_args)."""
+        return self.moe_ffn_hidden_size or self.ffn_size
 
     @property
     def query_groups(self) -> int:
@@ -64,6 +107,38 @@ class ModelSpec(BaseModel):
         return -(-self.vocab_size // multiple) * multiple
 
 
+class RunSettings(BaseModel):
+    """Arguments of a run that are no knobs and no shapes, but on which some of Megatron's checks depend.
+
+    Attributes:
+        gpu_arch_major: CUDA compute capability, major number (8 Ampere, 9 Hopper, 10 Blackwell).
+        te_version: Transformer Engine's version; none = recent enough for everything.
+        env: Environment of the ranks; none = the launcher sets what the configuration needs.
+        train_iters: Steps of the whole run.
+        lr_warmup_iters: Warm-up steps of the learning rate.
+        lr_warmup_fraction: Warm-up as a share of the decay steps.
+        lr_decay_iters: Steps over which the learning rate decays; none = train_iters.
+        rampup_batch_size: Start, increment and samples of a batch size ramp-up.
+        gradient_accumulation_fusion: Whether weight gradients are accumulated by a fused kernel.
+        optimizer: Megatron's optimizer.
+        check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpu_arch_major: PositiveInt = 9
+    te_version: str | None = None
+    env: dict[str, str | None] | None = None
+    train_iters: PositiveInt | None = 10
+    lr_warmup_iters: NonNegativeInt = 0
+    lr_warmup_fraction: float | None = None
+    lr_decay_iters: PositiveInt | None = None
+    rampup_batch_size: tuple[int, int, int] | None = None
+    gradient_accumulation_fusion: bool = False
+    optimizer: str = "adam"
+    check_for_nan_in_loss_and_grad: bool = True
+
+
 class Workload(BaseModel):
     """What is trained and on how many ranks: fixed for one pool at one node count, while `TrialConfig` says how."""
 
@@ -74,6 +149,9 @@ class Workload(BaseModel):
     global_batch_size: PositiveInt
     seq_length: PositiveInt
     device: Literal["cuda", "cpu"] = "cuda"
+    megatron: Literal["0.16", "0.19"] = "0.19"
+    gpus_per_node: PositiveInt | None = None
+    settings: RunSettings = RunSettings()
 
     @property
     def tokens_per_step(self) -> int:

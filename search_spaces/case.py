@@ -1,0 +1,149 @@
+"""Cases: one JSON object that names a model, a world and a configuration, as people report them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from search_spaces.argv import knobs_from_argv
+from search_spaces.config import TrialConfig, knobs
+from search_spaces.model import ModelSpec, RunSettings, Workload
+from search_spaces.rules.base import Violation
+
+SHORT_NAMES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "vpp": "num_virtual_stages_per_pipeline_rank",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sp": "sequence_parallel",
+    "mbs": "micro_batch_size",
+    "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
+}
+DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+_MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
+
+
+class IllegalCaseError(ValueError):
+    """A case that is refused before any rule can be asked: a value out of range, or two arguments that contradict each other.
+
+    Attributes:
+        violations: What is wrong with it.
+    """
+
+    def __init__(self, violations: list[Violation]) -> None:
+        super().__init__("; ".join(violation.message for violation in violations))
+        self.violations = violations
+
+
+def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload, TrialConfig]:
+    """The workload and configuration of a case.
+
+    Args:
+        case: Shapes, world size, global batch (`gbs`), sequence length and knobs, under Megatron's names or `SHORT_NAMES`.
+            Keys with value None count as not given; without `env` the ranks have CUDA_DEVICE_MAX_CONNECTIONS=1.
+        megatron: "0.16" or "0.19", the version whose rules hold.
+
+    Raises:
+        IllegalCaseError: the case cannot be written as a workload and a configuration.
+        KeyError: a size that every case has is missing.
+    """
+    given = _with_extra({SHORT_NAMES.get(key, key): value for key, value in case.items() if value is not None})
+    try:
+        config = TrialConfig.model_validate(_config_fields(given))
+        return _workload(given, config, megatron), config
+    except ValidationError as error:
+        raise IllegalCaseError([_violation(item) for item in error.errors()]) from error
+
+
+def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The knobs in a case."""
+    fields = {key: _listed(value) for key, value in given.items() if key in knobs()}
+    fields["precision"], _, eight_bit = str(given.get("precision", "bf16")).partition("+")
+    if eight_bit:
+        fields.setdefault("fp8_format", "hybrid")
+    if given.get("also_fp16") and fields["precision"] == "bf16":
+        raise IllegalCaseError([Violation("one_precision", 1.0, "bf16 and fp16 exclude each other; keep one")])
+    if isinstance(fields.get("cp_comm_type"), str):
+        fields["cp_comm_type"] = (fields["cp_comm_type"],)
+    return fields
+
+
+def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> Workload:
+    """The workload of a case; without a global batch it is one micro-batch per replica, as in Megatron."""
+    batch = given.get("gbs", config.micro_batch_size * max(config.data_parallel_size(given["world_size"]), 1))
+    fields = {
+        "model": _model_fields(given),
+        "world_size": given["world_size"],
+        "global_batch_size": batch,
+        "seq_length": given["seq_length"],
+        "megatron": megatron,
+        "device": given.get("device", "cuda"),
+        "settings": {"env": given.get("env", DEFAULT_ENV), **{k: _listed(v) for k, v in given.items() if k in _SETTINGS}},
+    }
+    return Workload.model_validate(fields)
+
+
+_SETTINGS = set(RunSettings.model_fields) - {"env"}
+
+
+def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The shapes of a case. No experts are spelled 0 or left out; a list of layers may be an expression."""
+    fields = {key: _listed(value) for key, value in given.items() if key in ModelSpec.model_fields}
+    if not fields.get("num_experts"):
+        for name in ("num_experts", "moe_router_topk"):
+            fields.pop(name, None)
+    if isinstance(fields.get("moe_layer_freq"), str):
+        fields["moe_layer_freq"] = _layer_pattern(fields["moe_layer_freq"])
+    if fields.get("multi_latent_attention") and "--group-query-attention" not in given.get("extra", ()):
+        fields.pop("num_query_groups", None)
+    return fields
+
+
+def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
+    """A case with its extra command line arguments read into the keys that they stand for."""
+    extra = [str(item) for item in given.get("extra", ())]
+    if not extra:
+        return given
+    found = {key: value for key, value in knobs_from_argv(extra).items() if key != "precision"}
+    for position, flag in enumerate(extra[:-1]):
+        if flag in _MODEL_FLAGS:
+            found[_MODEL_FLAGS[flag]] = extra[position + 1]
+    return {**given, **found}
+
+
+def _layer_pattern(text: str) -> int | tuple[int, ...]:
+    """A whole number, or a list written with +, * and brackets (Megatron's moe_layer_freq)."""
+    value = _evaluate(ast.parse(text.strip(), mode="eval").body)
+    return value if isinstance(value, int) else tuple(value)
+
+
+def _evaluate(node: ast.expr) -> Any:
+    """The value of a list expression: numbers, lists, + and * only."""
+    match node:
+        case ast.Constant(value=int() as number):
+            return number
+        case ast.List(elts=items):
+            return [_evaluate(item) for item in items]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _evaluate(left) + _evaluate(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _evaluate(left) * _evaluate(right)
+    raise ValueError(f"a list of layers is written with numbers, [..], + and *, not {ast.unparse(node)!r}")
+
+
+def _listed(value: Any) -> Any:
+    """Lists as tuples, as the types hold them."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _violation(error: Any) -> Violation:
+    """A validation error as a violation: named by our own rule where we raised it, else by the field."""
+    name = ".".join(str(part) for part in error["loc"])
+    if "ctx" in error and error["type"].islower() and "_over_" in error["type"]:
+        return Violation(error["type"], 1.0, error["msg"])
+    return Violation("value_of_" + name.rpartition(".")[2], 1.0, f"{name}={error.get('input')!r}: {error['msg']}")

@@ -1,0 +1,146 @@
+"""One configuration explained: legal or not, every reason, and the nearest legal change."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.choices import ordered
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
+from search_spaces.legality import RULES, check
+from search_spaces.model import Workload
+from search_spaces.normalise import normalise
+from search_spaces.rules.base import Violation
+from search_spaces.space import SearchSpace
+
+MOST_COMBINATIONS = 200_000
+_SIZES = ("parallel_size", "micro_batch_size", "instances")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What Megatron would say of one configuration.
+
+    Attributes:
+        legal: Whether it accepts it.
+        violations: Every reason why not.
+        nearest: The nearest legal configuration; None where it is legal already or no change of knobs helps.
+        change: The knobs that differ in `nearest`, with their new values.
+    """
+
+    legal: bool
+    violations: list[Violation]
+    nearest: TrialConfig | None
+    change: dict[str, Any]
+
+
+def explain(workload: Workload, config: TrialConfig) -> Verdict:
+    """Whether a configuration is legal, every reason why not, and the legal one that changes the fewest knobs the least."""
+    violations = check(workload, config)
+    nearest = nearest_legal(workload, config) if violations else None
+    start = normalise(workload, config)
+    change = {} if nearest is None else _difference(start, nearest)
+    return Verdict(not violations, violations, nearest, change)
+
+
+def nearest_legal(workload: Workload, config: TrialConfig) -> TrialConfig | None:
+    """The legal configuration that changes the fewest knobs, and those the least; None where no change was found."""
+    start = normalise(workload, config)
+    knobs = _involved(workload, start)
+    while knobs:
+        choices = {knob: _alternatives(workload, start, knob) for knob in knobs}
+        if math.prod(len(values) for values in choices.values()) <= MOST_COMBINATIONS:
+            break
+        knobs = knobs[:-1]
+    else:
+        return None
+    table = SearchSpace(workload, choices, start).table()
+    rows = min(range(len(table)), key=lambda row: _distance(start, table.config(row)), default=None)
+    return None if rows is None else table.config(rows)
+
+
+def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
+    """One verdict a line for one case a line (keys: `search_spaces.case.read_case`)."""
+    for line in lines:
+        if line.strip():
+            yield json.dumps(_case_verdict(json.loads(line), megatron))
+
+
+def _case_verdict(case: dict[str, Any], megatron: str) -> dict[str, Any]:
+    """A case's verdict as plain values."""
+    try:
+        violations = check(*read_case(case, megatron))
+    except IllegalCaseError as error:
+        violations = error.violations
+    return {"legal": not violations, "violations": [asdict(violation) for violation in violations]}
+
+
+def _involved(workload: Workload, config: TrialConfig) -> list[str]:
+    """The knobs that broken rules look at, those of most broken rules first; group partners stay out."""
+    votes: dict[str, int] = {}
+    for rule in RULES:
+        columns = Columns.of(workload, config)
+        if rule(columns).broken.any():
+            for knob in columns.asked:
+                votes[knob] = votes.get(knob, 0) + 1
+    order = list(TrialConfig.model_fields)
+    return sorted(votes, key=lambda knob: (-votes[knob], order.index(knob)))
+
+
+def _alternatives(workload: Workload, config: TrialConfig, knob: str) -> list[Any]:
+    """The knob's own value and others to try: its default, on/off, and nearby sizes."""
+    value, default = getattr(config, knob), TrialConfig.model_fields[knob].default
+    found = [value, default]
+    if isinstance(default, bool):
+        found.append(not value)
+    elif knob.endswith(_SIZES):
+        top = workload.global_batch_size if knob == "micro_batch_size" else workload.world_size
+        sizes = [n for n in range(1, min(top, 64) + 1) if top % n == 0]
+        found += sorted(sizes, key=lambda n: abs(math.log(n / (value or 1))))[:6]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        found += [n for n in (value - 1, value + 1, value // 2, value * 2) if n > 0]
+    elif value is None and knob in _SPELLED:
+        found += _SPELLED[knob]
+    return list(ordered(dict.fromkeys(found)))
+
+
+_SPELLED: dict[str, list[Any]] = {
+    "recompute_method": ["uniform"],
+    "recompute_num_layers": [1],
+    "expert_tensor_parallel_size": [1],
+    "fp8_format": [],
+}
+
+
+def _difference(start: TrialConfig, end: TrialConfig) -> dict[str, Any]:
+    """The knobs that differ, with their new values."""
+    return {name: getattr(end, name) for name in TrialConfig.model_fields if getattr(end, name) != getattr(start, name)}
+
+
+def _distance(start: TrialConfig, end: TrialConfig) -> tuple[int, float]:
+    """How far a configuration is: knobs changed, then how much the sizes changed."""
+    change = _difference(start, end)
+    steps = 0.0
+    for name, value in change.items():
+        old = getattr(start, name)
+        both = isinstance(old, int) and isinstance(value, int) and old > 0 and value > 0
+        steps += abs(math.log(value / old)) if both else 1.0
+    return len(change), steps
+
+
+def main(argv: list[str]) -> int:
+    """Read cases from standard input and write verdicts: `python -m search_spaces.check --jsonl [--megatron 0.16]`."""
+    version = argv[argv.index("--megatron") + 1] if "--megatron" in argv else "0.19"
+    for line in run_jsonl(sys.stdin, version):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
