@@ -166,12 +166,19 @@ def _layer_spec(job: Job, config: TransformerConfig, stage: int | None) -> Any:
     spec = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
     spec.submodules.input_layernorm = Norm
     spec.submodules.pre_mlp_layernorm = Norm
-    if not hasattr(moe_utils, "te_general_gemm"):
-        moe_utils.te_general_gemm = None  # 0.16 reads the name also where its import has failed
+    _without_transformer_engine()
     return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=Norm)
 
 
-def _model_chunk(job: Job, config: TransformerConfig, index: int) -> torch.nn.Module:
+def _without_transformer_engine() -> None:
+    """Two places where megatron-core reads Transformer Engine's names although they were not imported."""
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+    # Its default, False, is taken for a recipe of fp8, since only None counts as none.
+    tensor_parallel.CheckpointWithoutOutput.__init__.__defaults__ = (None,)
+
+
+def _model_chunk(job: Job, config: TransformerConfig, index: int) -> Any:
     stage = index if job.model_chunks > 1 else None
     model = GPTModel(
         config,
@@ -187,11 +194,26 @@ def _model_chunk(job: Job, config: TransformerConfig, index: int) -> torch.nn.Mo
     for parameter in model.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     model.to(torch.cuda.current_device())
+    _mark_experts(model, job)
     weights.initialise(model, job)
     return model if job.knobs["precision"] == "fp32" else Float16Module(config, model)
 
 
-def _wrap(job: Job, config: TransformerConfig, models: list[torch.nn.Module]) -> list[DistributedDataParallel]:
+def _mark_experts(model: GPTModel, job: Job) -> None:
+    """Gradients of experts are reduced over the expert data parallel ranks.
+
+    Megatron reduces them there only with expert parallelism, and else over the data parallel ranks: with TP > ETP and EP = 1 that
+    leaves out the tensor parallel ranks, which then train experts of their own.
+    """
+    etp = job.knobs["expert_tensor_parallel_size"]
+    if etp in (None, job.knobs["tensor_model_parallel_size"]):
+        return
+    for name, parameter in model.named_parameters():
+        if ".experts." in name:
+            parameter.allreduce = False
+
+
+def _wrap(job: Job, config: TransformerConfig, models: list[Any]) -> list[DistributedDataParallel]:
     """Only the first chunk's gradients are cut into buckets: the others' reduction is not on the critical path."""
     settings = DistributedDataParallelConfig(**_by_name(DistributedDataParallelConfig, job.knobs), grad_reduce_in_fp32=True)
     return [DistributedDataParallel(config, settings, model, disable_bucketing=index > 0) for index, model in enumerate(models)]

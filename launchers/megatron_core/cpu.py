@@ -112,7 +112,7 @@ def _place_tensors() -> None:
     """Tensors asked for on "cuda" are made on the CPU; `type()` answers CUDA's names, which Megatron's optimisers compare with."""
     for name in _FACTORIES:
         setattr(torch, name, _on_cpu(getattr(torch, name)))
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
     type_of = torch.Tensor.type
 
     def cuda_type(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +195,7 @@ def _uneven_reduce_scatter(even: Callable[..., torch.Tensor]) -> Callable[..., t
         summed = input_.clone()
         dist.all_reduce(summed, group=group)
         sizes = [int(size) for size in input_split_sizes]
-        return summed.split(sizes)[group.rank()].contiguous()
+        mine: torch.Tensor = torch.split(summed, sizes)[group.rank()]
+        return mine.contiguous()
 
     return reduce_scatter

@@ -28,9 +28,9 @@ class MicroBatch:
 def sequence(job: Job, *, step: int, index: int) -> torch.Tensor:
     """The tokens of sequence `index` of the global batch of `step`: seq_length + 1 of them."""
     generator = torch.Generator().manual_seed((job.seed << 40) + step * _STEP_STRIDE + index)
+    vocab_size = int(job.model["vocab_size"])
     exponent = torch.rand(job.seq_length + 1, generator=generator, dtype=torch.float64) ** 2
-    tokens = (job.model["vocab_size"] ** exponent).long() - 1
-    return tokens.clamp_(0, job.model["vocab_size"] - 1)
+    return torch.pow(vocab_size, exponent).long().sub_(1).clamp_(0, vocab_size - 1)
 
 
 def micro_batches(

@@ -21,7 +21,7 @@ class MegatronCoreLauncher:
 
     name = "megatron_core"
     program = "launchers.megatron_core.trial"
-    preload: tuple[str, ...] = ("launchers.megatron_core.preload", "launchers.megatron_core.trial")
+    preload: tuple[str, ...] = ("torch._dynamo", "launchers.megatron_core.trial")
 
     def refusals(self, workload: Workload, config: TrialConfig) -> list[Violation]:
         """What the workload's device cannot run, each with its reason."""

@@ -1,4 +1,4 @@
-"""Weights that do not depend on the layout: every parameter is drawn whole from a generator seeded by its global name, then sharded.
+"""Weights that do not depend on the layout: each parameter is drawn whole from a generator seeded by its global name, then sharded.
 
 The global name counts layers and experts over all pipeline stages and expert parallel ranks. Megatron's own initialisation draws
 one stream per rank instead: there, another layout is another model.
@@ -10,9 +10,11 @@ import hashlib
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
 
 from launchers.megatron_core.job import Job
 
@@ -40,8 +42,8 @@ class _Shard:
 
 
 @torch.no_grad()
-def initialise(model: torch.nn.Module, job: Job) -> None:
-    """Overwrites every parameter of one model chunk (a GPTModel, not wrapped yet)."""
+def initialise(model: GPTModel, job: Job) -> None:
+    """Overwrites every parameter of one model chunk (not wrapped yet)."""
     numbers = [layer.layer_number - 1 for layer in model.decoder.layers]
     for name, parameter in model.named_parameters():
         _fill(parameter, global_name(name, numbers, job), job)
@@ -64,8 +66,9 @@ def global_name(name: str, layer_numbers: list[int], job: Job) -> str:
 
 
 def _expert(local: int, job: Job) -> int:
-    held = job.model["num_experts"] // parallel_state.get_expert_model_parallel_world_size()
-    return parallel_state.get_expert_model_parallel_rank() * held + local
+    held: int = job.model["num_experts"] // parallel_state.get_expert_model_parallel_world_size()
+    rank: int = parallel_state.get_expert_model_parallel_rank()
+    return rank * held + local
 
 
 def _fill(parameter: torch.nn.Parameter, name: str, job: Job) -> None:
@@ -79,7 +82,7 @@ def _fill(parameter: torch.nn.Parameter, name: str, job: Job) -> None:
         parameter.copy_(shard.cut(_whole(parameter, name, shard, job)))
 
 
-def _shard(parameter: torch.nn.Parameter, name: str, job: Job) -> _Shard:
+def _shard(parameter: Any, name: str, job: Job) -> _Shard:
     if not getattr(parameter, "tensor_model_parallel", False):
         return _Shard(size=1, rank=0, dim=0, stride=1)
     # SwiGLU's fc1 holds gate and up projection in one matrix; each rank has a part of both.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -19,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from launchers.base import RankContext, Rendezvous
+from launchers.megatron_core.launcher import MegatronCoreLauncher
+from search_spaces.config import TrialConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIAL_LIMIT_S = 60.0
+TRIAL_LIMIT_S = 60
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,25 @@ class Run:
     @property
     def losses(self) -> list[float]:
         assert not self.errors, self.errors[0]
+        assert self.steps, f"no step within {TRIAL_LIMIT_S} s"
         return [step["loss"] for step in self.steps]
 
 
 class WarmTrials:
-    """Handle of the warm process, in the test's process."""
+    """Handle of the warm process, in the test's process. One-rank runs, the references, are kept."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._references: dict[str, Run] = {}
+
+    def reference(self, job: dict[str, Any]) -> Run:
+        """The same workload on one rank without any parallelism."""
+        defaults = TrialConfig(precision=job["knobs"]["precision"]).model_dump(mode="json")
+        alone = {**job, "world_size": 1, "knobs": defaults}
+        key = json.dumps(alone)
+        if key not in self._references:
+            self._references[key] = self.run(alone)
+        return self._references[key]
 
     def run(self, job: dict[str, Any]) -> Run:
         assert self._process.stdin and self._process.stdout
@@ -65,8 +77,6 @@ def warm_trials() -> Iterator[WarmTrials]:
 
 
 def _serve() -> None:
-    from launchers.megatron_core.launcher import MegatronCoreLauncher
-
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for module in MegatronCoreLauncher.preload:
@@ -102,6 +112,7 @@ def _fork(job: dict[str, Any], rank: int, rendezvous: Rendezvous, write: int) ->
     def emit(event: dict[str, Any]) -> None:
         os.write(write, (json.dumps(event) + "\n").encode())
 
+    signal.alarm(TRIAL_LIMIT_S)
     try:
         import_module("launchers.megatron_core.trial").main(job, RankContext(rank, rank, rendezvous, emit))
     except BaseException:
@@ -111,21 +122,16 @@ def _fork(job: dict[str, Any], rank: int, rendezvous: Rendezvous, write: int) ->
 
 
 def _events(read: int, children: list[int]) -> list[dict[str, Any]]:
-    """Events until all ranks have closed the pipe; ends the ranks after an error or at the time limit."""
-    end_s = time.monotonic() + TRIAL_LIMIT_S
+    """Events until all ranks have closed the pipe; one rank's error ends the others, which would wait for it."""
     events: list[dict[str, Any]] = []
     with os.fdopen(read) as stream:
-        while True:
-            ready, _, _ = select.select([stream], [], [], max(0.0, end_s - time.monotonic()))
-            line = stream.readline() if ready else ""
-            if not ready:
-                events.append({"event": "error", "error": f"no end after {TRIAL_LIMIT_S} s"})
-            if line:
-                events.append(json.loads(line))
-            if not line or events[-1]["event"] == "error":
+        for line in stream:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "error":
                 for child in children:
-                    os.kill(child, signal.SIGKILL) if not line or events[-1]["event"] == "error" else None
-                return events
+                    os.kill(child, signal.SIGKILL)
+                break
+    return events
 
 
 def _free_port() -> int:
