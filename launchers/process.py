@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -84,13 +84,16 @@ class TrialEnd:
         return self.verdict.detail
 
 
-def run_trial(supervised: Supervised, request: LaunchRequest, limits: Limits) -> Iterator[StepRecord | TrialEnd]:
+def run_trial(
+    supervised: Supervised, request: LaunchRequest, limits: Limits, on_event: Callable[[Event], None] | None = None
+) -> Generator[StepRecord | TrialEnd, None, None]:
     """Run a trial: yields its steps as they come, then one `TrialEnd`.
 
     Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too. A node that does
-    not hold the reporting rank sees no steps, so only `trial_s` and failures of its own ranks end its part.
+    not hold the reporting rank sees no steps, so only `trial_s` and failures of its own ranks end its part. `on_event` sees every
+    event of the trial, also those that are not steps.
     """
-    watch = _Watch(supervised, request, limits)
+    watch = _Watch(supervised, request, limits, on_event or (lambda _event: None))
     try:
         yield from watch.steps()
     finally:
@@ -112,6 +115,7 @@ class _Watch:
     supervised: Supervised
     request: LaunchRequest
     limits: Limits
+    on_event: Callable[[Event], None]
     started_s: float = field(default_factory=time.time)
     begin_s: float = field(default_factory=time.monotonic)
     last_step_s: float = 0.0
@@ -217,8 +221,11 @@ class _Watch:
             self.lost = f"the trial could not be launched: {error}"
         while not self._is_over():
             event = self.supervised.poll(self._patience_s())
+            if event is None and not self.supervised.alive:
+                self.lost = "the supervisor was closed"
             if event and (event.get("trial") == self.request.trial or event["event"] == "supervisor_exit"):
                 self._note(event)
+                self.on_event(event)
                 if event["event"] == "step":
                     yield StepRecord(**{name: event[name] for name in _STEP_FIELDS})
                     self.last_step_s = time.monotonic()  # what the consumer needs between two steps is not the ranks' time
