@@ -126,7 +126,7 @@ class _Watch:
     limit: Outcome | None = None
     limit_detail: str = ""
     lost: str | None = None
-    oom_kills_before: int = field(default_factory=host_oom_kills)
+    oom_kills_before: int = 0
     grace_until_s: float | None = None
     ended: Event = field(default_factory=dict)
 
@@ -214,6 +214,7 @@ class _Watch:
 
     def steps(self) -> Iterator[StepRecord]:
         """Launch, and follow the trial until it has a reason to end."""
+        self.oom_kills_before = host_oom_kills()
         try:
             self.supervised.start()
             self.supervised.launch(self.request)
