@@ -10,22 +10,24 @@ from optuna.distributions import BaseDistribution, IntDistribution
 
 from autotune.spec import StudySpec
 from launchers.base import Launcher
+from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+from search_spaces.normalise import normalise
 from search_spaces.space import SearchSpace
 
 
-def choices_of(spec: StudySpec) -> dict[str, Any]:
-    """What may be tried: knobs that are not searched keep the baseline's value."""
-    fixed = {name: [value] for name, value in spec.baseline.changed().items() if name not in spec.search}
-    return {**fixed, **spec.search}
+def candidate_table(spec: StudySpec, pool: PoolSpec) -> CandidateTable:
+    """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value."""
+    return SearchSpace(spec.workload(pool), spec.search, base=spec.baseline).table()
 
 
-def launchable(space: SearchSpace, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:
+def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:
     """Which rows of the table the launcher can run, bool (rows,), and its refusals by rule."""
     refused: Counter[str] = Counter()
-    allowed = np.ones(len(space), dtype=bool)
-    for row, config in enumerate(space):
-        if violations := launcher.refusals(space.workload, config):
+    allowed = np.ones(len(table), dtype=bool)
+    for row in range(len(table)):
+        if violations := launcher.refusals(table.workload, table.config(row)):
             allowed[row] = False
             refused[violations[0].name] += 1
     return allowed, refused
@@ -35,17 +37,18 @@ class Candidates:
     """The candidate table and what of it has been proposed already, refused points included.
 
     Attributes:
-        space: The table.
+        table: The table.
         distributions: Optuna's view of it: an index per knob that has more than one choice.
     """
 
-    def __init__(self, space: SearchSpace, allowed: np.ndarray) -> None:
-        """Args: space: the table; allowed: bool (rows,), False where the launcher cannot run a row."""
-        self.space = space
+    def __init__(self, table: CandidateTable, base: TrialConfig, allowed: np.ndarray) -> None:
+        """Args: table: the table; base: knobs that are not searched; allowed: bool (rows,), False where the launcher cannot run a row."""
+        self.table = table
+        self._base = base
         self.distributions: dict[str, BaseDistribution] = {
-            name: IntDistribution(0, len(choices) - 1) for name, choices in space.choices.items() if len(choices) > 1
+            name: IntDistribution(0, len(choices) - 1) for name, choices in table.choices.items() if len(choices) > 1
         }
-        self._columns = [list(space.choices).index(name) for name in self.distributions]
+        self._columns = [list(table.knobs).index(name) for name in self.distributions]
         self._open = allowed.copy()
         self._seen: set[TrialConfig] = set()
 
@@ -55,18 +58,18 @@ class Candidates:
         return int(self._open.sum())
 
     def config(self, params: dict[str, Any]) -> TrialConfig:
-        """The normalised configuration at these indices."""
-        indices = {name: int(params.get(name, 0)) for name in self.space.choices}
-        return self.space.config_at(indices)
+        """The normalised configuration at these indices, legal or not."""
+        chosen = {name: choices[int(params.get(name, 0))] for name, choices in self.table.choices.items()}
+        return normalise(self.table.workload, self._base.model_copy(update=chosen))
 
     def params(self, config: TrialConfig) -> dict[str, int] | None:
         """The indices of a legal candidate; None where the table does not hold it."""
-        row = self.space.row(config)
+        row = self.table.find(config)
         return None if row is None else self._params_of_row(row)
 
     def is_open(self, config: TrialConfig) -> bool:
         """Whether it is a candidate that was not proposed yet."""
-        row = self.space.row(config)
+        row = self.table.find(config)
         return row is not None and bool(self._open[row])
 
     def is_seen(self, config: TrialConfig) -> bool:
@@ -76,14 +79,14 @@ class Candidates:
     def mark_seen(self, config: TrialConfig) -> None:
         """It will not be proposed again."""
         self._seen.add(config)
-        row = self.space.row(config)
+        row = self.table.find(config)
         if row is not None:
             self._open[row] = False
 
     def reopen(self, config: TrialConfig, allowed: bool = True) -> None:
         """The infrastructure failed it: it may be proposed again."""
         self._seen.discard(config)
-        row = self.space.row(config)
+        row = self.table.find(config)
         if row is not None:
             self._open[row] = allowed
 
@@ -93,8 +96,8 @@ class Candidates:
         if len(rows) == 0:
             return None
         target = np.array([int(params.get(name, 0)) for name in self.distributions])
-        ranges = np.array([max(1, len(self.space.choices[name]) - 1) for name in self.distributions])
-        distance = (np.abs(self.space.index_matrix[np.ix_(rows, self._columns)] - target) / ranges).sum(axis=1)
+        ranges = np.array([max(1, len(self.table.choices[name]) - 1) for name in self.distributions])
+        distance = (np.abs(self.table.index_matrix[np.ix_(rows, self._columns)] - target) / ranges).sum(axis=1)
         return self._params_of_row(int(rows[int(distance.argmin())]))
 
     def first_open(self) -> dict[str, int] | None:
@@ -104,5 +107,5 @@ class Candidates:
 
     def _params_of_row(self, row: int) -> dict[str, int]:
         return {
-            name: int(self.space.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)
+            name: int(self.table.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)
         }

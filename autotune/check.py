@@ -9,12 +9,11 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.candidates import choices_of, launchable
+from autotune.candidates import candidate_table, launchable
 from autotune.spec import StudySpec
 from autotune.study import load_launcher
 from launchers.base import Launcher
 from search_spaces.hardware import PoolSpec
-from search_spaces.space import SearchSpace
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ def check_study(spec: StudySpec) -> list[CheckedPool]:
 
 
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher) -> CheckedPool:
-    space = SearchSpace(spec.workload(pool), choices_of(spec))
-    allowed, refused = launchable(space, launcher)
-    return CheckedPool(pool.name, pool.world_size, int(allowed.sum()), dict(Counter(space.refused) + refused))
+    table = candidate_table(spec, pool)
+    allowed, refused = launchable(table, launcher)
+    return CheckedPool(pool.name, pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))
 
 
 def check_table(checked: Sequence[CheckedPool]) -> Table:

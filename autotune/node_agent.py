@@ -116,7 +116,7 @@ class NodeAgent:
             log_folder=request.log_folder,
         )
         self._stop.clear()
-        yield from run_trial(self._supervised, launch, request.limits, self._stop.is_set)
+        yield from run_trial(self._supervised, launch, request.limits, stop=self._stop.is_set)
 
     def stop(self) -> None:
         """End the running trial, if there is one; its `run` then reports STOPPED. Called while `run` is going on."""

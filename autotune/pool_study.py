@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import optuna
 from optuna.trial import TrialState
 
-from autotune.candidates import Candidates, choices_of, launchable
+from autotune.candidates import Candidates, candidate_table, launchable
 from autotune.metrics import summarise
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, study_name
@@ -23,7 +23,7 @@ from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
-from search_spaces.space import SearchSpace
+from search_spaces.normalise import normalise
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class PoolStudy:
         name: Optuna study name.
         pool: The pool.
         workload: What is trained there.
-        space: The candidate table.
+        table: Megatron's legal candidates.
         end_reason: Why nothing more is proposed; empty while it goes on.
     """
 
@@ -79,13 +79,13 @@ class PoolStudy:
         self.name = study_name(spec, pool)
         self.pool = pool
         self.workload = spec.workload(pool)
-        self.space = SearchSpace(self.workload, choices_of(spec))
+        self.table = candidate_table(spec, pool)
         self.end_reason = ""
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
-        allowed, self._launcher_refused = launchable(self.space, launcher)
-        self.candidates = Candidates(self.space, allowed)
+        allowed, self._launcher_refused = launchable(self.table, launcher)
+        self.candidates = Candidates(self.table, spec.baseline, allowed)
         self._sampler = CandidateSampler(inner_sampler(spec.sampler, spec.seed), self.candidates)
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts: Counter[TrialConfig] = Counter()
@@ -135,11 +135,11 @@ class PoolStudy:
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             is_baseline = not any(r.phase is Phase.BASELINE for r in self._records)
             if not is_baseline and not self.candidates.left:
-                self.end_reason = f"all {len(self.space)} legal candidates were tried" if self._launched else self._nothing_legal()
+                self.end_reason = f"all {len(self.table)} legal candidates were tried" if self._launched else self._nothing_legal()
                 return None
             phase = Phase.BASELINE if is_baseline else Phase.EXPLORE
             trial = self._ask(self._spec.baseline if is_baseline else None)
-            config = self.space.normalise(self._spec.baseline) if is_baseline else self.candidates.config(trial.params)
+            config = normalise(self.workload, self._spec.baseline) if is_baseline else self.candidates.config(trial.params)
             violations = self.violations(config)
             if not violations:
                 return self._proposal(trial, config, phase)
@@ -181,7 +181,7 @@ class PoolStudy:
         trial = self._optuna.ask()
         if config is None or params is not None:
             for name in self.candidates.distributions:
-                trial.suggest_int(name, 0, len(self.space.choices[name]) - 1)
+                trial.suggest_int(name, 0, len(self.table.choices[name]) - 1)
         return trial
 
     def _refuse(self, trial: optuna.Trial, config: TrialConfig, phase: Phase, violations: list[Violation]) -> None:
@@ -261,12 +261,12 @@ class PoolStudy:
     def _fingerprint(self) -> dict[str, object]:
         return {
             "workload": self.workload.model_dump(mode="json"),
-            "choices": {name: [_plain(choice) for choice in choices] for name, choices in self.space.choices.items()},
+            "choices": {name: [_plain(choice) for choice in choices] for name, choices in self.table.choices.items()},
             "launcher": self._spec.launcher,
         }
 
     def _nothing_legal(self) -> str:
-        refused = Counter(self.space.refused) + self._launcher_refused
+        refused = Counter(self.table.refused) + self._launcher_refused
         worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
         return f"no legal candidate: {worst}"
 

@@ -50,7 +50,7 @@ class Progress:
         self._launched_before = sum(study.launched for study in studies)
         for study in studies:
             known = f", {study.launched} trials known" if study.launched else ""
-            self._console.print(f"{study.name}: {len(study.space):,} legal candidates{known}; starting Ray and the first trial ...")
+            self._console.print(f"{study.name}: {len(study.table):,} legal candidates{known}; starting Ray and the first trial ...")
 
     def launched(self, study: PoolStudy, proposal: Proposal) -> None:
         """Show it as running."""

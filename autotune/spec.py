@@ -24,7 +24,7 @@ from autotune.errors import SpecError
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload
-from search_spaces.space import validate_choices
+from search_spaces.space import SearchSpace
 
 SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
@@ -108,7 +108,7 @@ class StudySpec(_Part):
     seq_length: PositiveInt
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
-    search: dict[str, Any]
+    search: dict[str, Any] | Literal["auto"]
     budget: Budget = Budget()
     measurement: Measurement = Measurement()
     sampler: SamplerName = "tpe"
@@ -126,7 +126,8 @@ class StudySpec(_Part):
 
     @model_validator(mode="after")
     def _choices_can_be_read(self) -> Self:
-        validate_choices(self.search)
+        for pool in self.pools:
+            SearchSpace(self.workload(pool), self.search, base=self.baseline)
         return self
 
     def workload(self, pool: PoolSpec) -> Workload:

@@ -123,7 +123,7 @@ class _ParentOf:
                 "sampler": spec.sampler,
                 "seed": spec.seed,
                 "budget_trials": spec.budget.trials,
-                "candidates": len(study.space),
+                "candidates": len(study.table),
             },
         )
 

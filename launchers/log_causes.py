@@ -44,7 +44,7 @@ RULES = (
     _rule(r"Driver/library version mismatch|system not yet initialized", "LOST", "GPU driver or fabric manager is not up"),
     _rule(r"fallen off the bus|\bXid\b.*\b\d+|GPU is lost", "LOST", _DEVICE),
     _rule(r"uncorrectable (ECC|NVLink) error|hipErrorECCNotCorrectable|ECC error", "LOST", _DEVICE),
-    _rule(r"CUDA-capable device\(s\) is/are busy or unavailable", "LOST", "the GPU is in use by somebody else"),
+    _rule(r"CUDA-capable device(s|\(s\) is/)\s?are busy or unavailable", "LOST", "the GPU is in use by somebody else"),
     _rule(r"EADDRINUSE|address already in use", "LOST", "the port of the rendezvous was taken"),
     _rule(r"No space left on device|Stale file handle|Input/output error|Read-only file system", "LOST", "the file system failed"),
     # Memory of the device.

@@ -133,7 +133,8 @@ def _first_cause(verdicts: Sequence[Verdict]) -> Verdict:
 
 def _verdict_of_rank(end: RankEnd, host_oom_kills: int) -> Verdict:
     cause = _cause_of_rank(end, host_oom_kills)
-    detail = "\n".join(part for part in (f"rank {end.rank}: {cause.meaning}", last_words(end.log_tail) or end.error) if part)
+    words = last_words(end.log_tail) or end.error
+    detail = f"rank {end.rank}: {cause.meaning}" + (f"\n{words}" if words and words != cause.meaning else "")
     return Verdict(Outcome(cause.outcome), detail, end.rank, end.time_s, cause.secondary)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -85,15 +85,20 @@ class TrialEnd:
 
 
 def run_trial(
-    supervised: Supervised, request: LaunchRequest, limits: Limits, stop: Callable[[], bool] = lambda: False
-) -> Iterator[StepRecord | TrialEnd]:
+    supervised: Supervised,
+    request: LaunchRequest,
+    limits: Limits,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    on_event: Callable[[Event], None] = lambda _event: None,
+) -> Generator[StepRecord | TrialEnd, None, None]:
     """Run a trial: yields its steps as they come, then one `TrialEnd`.
 
     Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too, and so does `stop`
     answering True, within a quarter of a second. A node that does not hold the reporting rank sees no steps, so only `trial_s` and
-    failures of its own ranks end its part.
+    failures of its own ranks end its part. `on_event` sees every event of the trial, also those that are not steps.
     """
-    watch = _Watch(supervised, request, limits, stop)
+    watch = _Watch(supervised, request, limits, stop, on_event)
     try:
         yield from watch.steps()
     finally:
@@ -116,6 +121,7 @@ class _Watch:
     request: LaunchRequest
     limits: Limits
     stop: Callable[[], bool]
+    on_event: Callable[[Event], None]
     started_s: float = field(default_factory=time.time)
     begin_s: float = field(default_factory=time.monotonic)
     last_step_s: float = 0.0
@@ -126,7 +132,7 @@ class _Watch:
     limit: Outcome | None = None
     limit_detail: str = ""
     lost: str | None = None
-    oom_kills_before: int = field(default_factory=host_oom_kills)
+    oom_kills_before: int = 0
     grace_until_s: float | None = None
     ended: Event = field(default_factory=dict)
 
@@ -214,6 +220,7 @@ class _Watch:
 
     def steps(self) -> Iterator[StepRecord]:
         """Launch, and follow the trial until it has a reason to end."""
+        self.oom_kills_before = host_oom_kills()
         try:
             self.supervised.start()
             self.supervised.launch(self.request)
@@ -221,8 +228,11 @@ class _Watch:
             self.lost = f"the trial could not be launched: {error}"
         while not self._is_over():
             event = self.supervised.poll(self._patience_s())
+            if event is None and not self.supervised.alive:
+                self.lost = "the supervisor was closed"
             if event and (event.get("trial") == self.request.trial or event["event"] == "supervisor_exit"):
                 self._note(event)
+                self.on_event(event)
                 if event["event"] == "step":
                     yield StepRecord(**{name: event[name] for name in _STEP_FIELDS})
                     self.last_step_s = time.monotonic()  # what the consumer needs between two steps is not the ranks' time

@@ -58,8 +58,8 @@ def end_everything(last: LastCommands, events: LineWriter) -> None:
     report = {"reason": commands.get("reason", "the supervisor died"), **ended._asdict()}
     if stop := commands.get("container_stop"):
         report["container_stop"] = run_limited(stop, _CONTAINER_STOP_S)
-    if leave := commands.get("exit_command"):
-        report["exit_command"] = run_limited(leave["argv"], leave["timeout_s"])
+    if argv := commands.get("exit_command"):
+        report["exit_command"] = run_limited(argv, commands["exit_timeout_s"])
     events.add(b"\n" + to_line({"event": "supervisor_exit", **report}))  # the supervisor may have died within a line
 
 
@@ -160,7 +160,7 @@ class Supervisor:
             case "stacks" if self._warm:
                 self._warm.commands.add(line + b"\n")
             case "exit_command":
-                self._last.set(exit_command={"argv": command["argv"], "timeout_s": command["timeout_s"]})
+                self._last.set(exit_command=command["argv"], exit_timeout_s=command["timeout_s"])
 
     def _begin(self, start: dict[str, Any]) -> None:
         self._start = start

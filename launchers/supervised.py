@@ -205,7 +205,7 @@ class Supervised:
             if not select.select([self._reader.descriptor], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
                 return None
             self._take(self._reader.read())
-            if self._reader.closed:
+            if self._reader.closed or self._reported_exit:
                 self._hang_up()
         return self._events.popleft() if self._events else None
 

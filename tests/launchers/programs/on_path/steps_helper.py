@@ -1,0 +1,3 @@
+"""A module that only the pool's own PYTHONPATH leads to."""
+
+MARK = "found"
