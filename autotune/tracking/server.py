@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -90,11 +91,12 @@ def advice(address: str, error: Exception) -> str:
     """What a person can do about a store that does not answer as MLflow does."""
     text = str(error)
     host = urlsplit(address).netloc
-    if "403" in text or "Invalid Host header" in text:
+    codes = set(re.findall(r"\b\d{3}\b", text))
+    if "403" in codes or "Invalid Host header" in text:
         return f"the server refuses this host name; start it with --allowed-hosts {host} (its /health page answers all the same)"
-    if "401" in text or "UNAUTHENTICATED" in text:
+    if "401" in codes or "UNAUTHENTICATED" in text:
         return "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-    if "404" in text:
+    if "404" in codes:
         return f"{address} answers, but not as an MLflow server: check port and path prefix"
     if address.startswith(SERVERS):
         return f"check that the server runs and that {host} can be reached from this machine"

@@ -9,9 +9,10 @@ import fcntl
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ class MlflowStore:
         params = {key: value for key, value in upload.params.items() if key not in data.params}
         if PREFIX + "reconciled" in data.tags:
             self._client.delete_tag(run_id, PREFIX + "reconciled")
-        self._log(run_id, params, upload.tags, changed_points(upload.points, data.metrics))
+        self._log(run_id, params, upload.tags, changed_points(upload.points, data.metrics, int(time.time() * 1000)))
 
     def _log(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], points: tuple[Point, ...]) -> None:
         metrics = [Metric(point.key, point.value, point.time_ms, point.step) for point in points]
@@ -219,10 +220,14 @@ _PROXY_HINT = (
 )
 
 
-def changed_points(points: tuple[Point, ...], latest: Mapping[str, float]) -> tuple[Point, ...]:
-    """The points of every metric whose last value differs from the stored one."""
-    last: dict[str, float] = {point.key: point.value for point in points}
-    return tuple(point for point in points if latest.get(point.key) != last[point.key])
+def changed_points(points: tuple[Point, ...], latest: Mapping[str, float], now_ms: int) -> tuple[Point, ...]:
+    """The points of every metric whose last value differs from the stored one.
+
+    A corrected last point gets the present time: at the same step and time MLflow would show the larger value.
+    """
+    last = {point.key: point for point in points}
+    changed = [point for point in points if latest.get(point.key) != last[point.key].value]
+    return tuple(replace(point, time_ms=now_ms) if point.key in latest and point is last[point.key] else point for point in changed)
 
 
 def _is_local(uri: str) -> bool:

@@ -120,7 +120,7 @@ class Tracker:
         artifacts: Mapping[str, str | Path] | None = None,
     ) -> None:
         """Have the parent ended: `status` is FINISHED, FAILED or KILLED; an artifact is its text or the path of a file."""
-        study = next((name for name, opened in self._writer.opened.items() if opened.run_id == run_id), None)
+        study = next((name for name, opened in list(self._writer.opened.items()) if opened.run_id == run_id), None)
         if study is None:
             log.warning("no open study has the MLflow run %s: it is not closed", run_id)
             return
@@ -150,7 +150,7 @@ class Tracker:
 
     def url(self, run_id: str) -> str | None:
         """The page of an open study's parent run on the tracking server; None where the store is a database (see `ui_command`)."""
-        opened = next((opened for opened in self._writer.opened.values() if opened.run_id == run_id), None)
+        opened = next((opened for opened in list(self._writer.opened.values()) if opened.run_id == run_id), None)
         if opened is None or not self.tracking_uri.startswith(SERVERS):
             return None
         return run_url(self.tracking_uri, opened.experiment_id, run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -70,8 +71,10 @@ class Writer:
             raise TrackingError(f"the MLflow store gave no answer in {timeout_s:g} s") from None
 
     def put(self, item: Item, wait_s: float = 0.0) -> None:
-        """Queue one item; with a full queue after `wait_s` it goes to the spool instead."""
+        """Queue one item; with a full queue after `wait_s`, or once closed, it goes to the spool instead."""
         try:
+            if self._closing.is_set():
+                raise Full
             self._queue.put(item, block=wait_s > 0, timeout=wait_s or None)
         except Full:
             self._keep(item)
@@ -85,6 +88,8 @@ class Writer:
         self._deadline = time.monotonic() + timeout_s
         self._pause_s, self._retry_at = FIRST_RETRY_S, 0.0
         self._closing.set()
+        with contextlib.suppress(Full):  # wakes a thread that waits
+            self._queue.put_nowait(_Call(lambda store: None, Future()))
         self._thread.join(timeout_s + CLOSE_CHECK_S)
         held = self._busy if self._thread.is_alive() else None  # in a call that takes longer: kept too, a repeat is harmless
         for item in [*self._drained(), *([] if held is None else [held])]:
