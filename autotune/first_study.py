@@ -5,7 +5,8 @@ The file is a text with values filled in rather than a dump of `StudySpec`: its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -50,6 +51,8 @@ _POOL = """\
     gpus_per_node: {gpus_per_node}{count_comment}
 """
 
+_CPU_COMMENT = "Small enough for a CPU; put in your own shapes."
+_GPU_COMMENT = "1.5 billion parameters, 27 GB for each copy of them with its gradients and optimiser; put in your own shapes."
 _CPU_MODEL = {
     "num_layers": 4,
     "hidden_size": 64,
@@ -84,7 +87,7 @@ def write_study(path: Path, pools: Sequence[PoolSpec], *, force: bool = False) -
     """
     if path.is_dir():
         raise SpecError("path", str(path), "is a folder", "give the name of a file, e.g. study.yaml")
-    text = study_text(path.stem, path.name, pools)
+    text = study_text(re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or "study", path.name, pools)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -107,9 +110,7 @@ def study_text(name: str, file: str, pools: Sequence[PoolSpec]) -> str:
     return _HEAD.format(
         file=file,
         name=yaml.safe_dump(name).splitlines()[0],
-        model_comment="Small enough for a CPU; put in your own shapes."
-        if cpu
-        else "About 1.2 billion parameters; put in your own shapes.",
+        model_comment="Small enough for a CPU; put in your own shapes." if cpu else _GPU_COMMENT,
         model=_block(_CPU_MODEL if cpu else _GPU_MODEL),
         pool_comment="Each pool is a study of its own; the report compares them.",
         pools="".join(_pool(pool) for pool in pools).rstrip(),
@@ -133,7 +134,7 @@ def _pool(pool: PoolSpec) -> str:
 
 
 def _choices(ranks: int, cpu: bool) -> dict[str, list[object]]:
-    parallel: list[object] = [size for size in (1, 2, 4, 8) if size <= ranks]
+    parallel: list[object] = [size for size in range(1, 9) if ranks % size == 0]
     choices: dict[str, list[object]] = {
         "tensor_model_parallel_size": parallel,
         "pipeline_model_parallel_size": parallel,
@@ -148,7 +149,7 @@ def _choices(ranks: int, cpu: bool) -> dict[str, list[object]]:
     return choices
 
 
-def _block(values: dict[str, object] | dict[str, int] | dict[str, list[object]]) -> str:
+def _block(values: Mapping[str, object]) -> str:
     """YAML lines, two spaces in, lists on one line."""
     lines = (
         f"  {key}: {yaml.safe_dump(value, default_flow_style=True, width=200).splitlines()[0]}" for key, value in values.items()
