@@ -42,7 +42,13 @@ class Candidates:
     """
 
     def __init__(self, table: CandidateTable, base: TrialConfig, allowed: np.ndarray) -> None:
-        """Args: table: the table; base: knobs that are not searched; allowed: bool (rows,), False where the launcher cannot run a row."""
+        """Start with everything open.
+
+        Args:
+            table: Megatron's legal candidates.
+            base: Knobs that are not searched.
+            allowed: bool (rows,), False where the launcher cannot run a row.
+        """
         self.table = table
         self._base = base
         self.distributions: dict[str, BaseDistribution] = {
@@ -97,7 +103,7 @@ class Candidates:
             return None
         target = np.array([int(params.get(name, 0)) for name in self.distributions])
         ranges = np.array([max(1, len(self.table.choices[name]) - 1) for name in self.distributions])
-        distance = (np.abs(self.table.index_matrix[np.ix_(rows, self._columns)] - target) / ranges).sum(axis=1)
+        distance = (np.abs(self.table.index_matrix[rows][:, self._columns] - target) / ranges).sum(axis=1)
         return self._params_of_row(int(rows[int(distance.argmin())]))
 
     def first_open(self) -> dict[str, int] | None:

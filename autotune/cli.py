@@ -29,7 +29,7 @@ app = typer.Typer(
 console = Console()
 _errors = Console(stderr=True)
 
-StudyFile = Annotated[Path, typer.Argument(help="Study file (YAML); `autotune init` writes one", show_default=False)]
+StudyFile = Annotated[str, typer.Argument(help="Study file (`autotune init` writes one), or `quickstart`", show_default=False)]
 StudyName = Annotated[str, typer.Argument(help="Study file, state folder, or name of a study", show_default=False)]
 Root = Annotated[Path, typer.Option("--state", help="Folder that holds the studies' state folders", envvar="AUTOTUNE_STATE")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")]
@@ -95,9 +95,9 @@ def init(
 def check(study: StudyFile, as_json: AsJson = False) -> None:
     """Count a study's legal candidates and the refusals by rule, before any trial."""
     from autotune.check import check_study, check_table
-    from autotune.spec import load_study
+    from autotune.spec import load_study, study_file
 
-    checked = check_study(load_study(study))
+    checked = check_study(load_study(study_file(study)))
     if as_json:
         _print_json([pool.to_dict() for pool in checked])
     else:
@@ -120,9 +120,11 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Run a study: real trials until the budget is spent, then the winner against the baseline."""
-    from autotune.spec import load_study
+    from autotune.spec import load_study, study_file
 
-    spec = load_study(study, {"storage": storage, "tracking_uri": tracking_uri, "budget": trials and {"trials": trials}})
+    spec = load_study(
+        study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": trials and {"trials": trials}}
+    )
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+import search_spaces
 from autotune.errors import SpecError
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -27,6 +28,7 @@ from search_spaces.model import ModelSpec, Workload
 from search_spaces.space import SearchSpace
 
 SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
+_PRESETS = Path(search_spaces.__file__).parent / "presets"
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 _STORAGE_SCHEMES = ("sqlite", "postgresql", "mysql", "journal")
 
@@ -174,6 +176,13 @@ def _validated(data: dict[str, Any], overrides: dict[str, Any]) -> StudySpec:
         return StudySpec.model_validate(data)
     except ValidationError as error:
         raise _spec_error(error) from None
+
+
+def study_file(text: str) -> Path:
+    """The study file that a person means: a path, or the name of a shipped study such as `quickstart`."""
+    path = Path(text)
+    shipped = _PRESETS / f"{text}.yaml"
+    return shipped if not path.exists() and shipped.is_file() else path
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
