@@ -14,6 +14,7 @@ from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import is_network_filesystem, locks_work
 
 JOURNAL_NAME = "optuna-journal.log"
+_LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
 
 
 def open_storage(url: str | None, state_folder: Path) -> BaseStorage:
@@ -35,6 +36,25 @@ def open_storage(url: str | None, state_folder: Path) -> BaseStorage:
         path.parent.mkdir(parents=True, exist_ok=True)
         return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
     return _open_database(url)
+
+
+def mend_journal(url: str | None, state_folder: Path) -> None:
+    """Clear up what a killed driver may have left in the journal file: its lock, and the beginning of a line.
+
+    Call it as the only driver of the state folder. A journal elsewhere may have other writers: its lock is waited for.
+    """
+    path = _file_of(url, state_folder)
+    if path is None or not path.is_file() or not (url is None or url.startswith("journal:")):
+        return
+    if url is None:
+        path.with_name(path.name + _LOCK_SUFFIX).unlink(missing_ok=True)
+    lock = JournalFileOpenLock(str(path))
+    lock.acquire()
+    try:
+        with path.open("rb+") as journal:
+            journal.truncate(journal.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _open_database(url: str) -> BaseStorage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 from autotune.errors import SpecError
@@ -13,7 +14,8 @@ from autotune.records import TrialRecord
 from autotune.results import PoolResults
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.storage import open_storage
+from autotune.stop_signals import StopSignals
+from autotune.storage import mend_journal, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
 
@@ -72,16 +74,19 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
-    with folder.locked():
+    with StopSignals() as stop, folder.locked():
         folder.write_spec(spec)
+        mend_journal(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
         try:
-            return _run(spec, folder, listener, tracker, address)
+            return _run(spec, folder, listener, tracker, address, stop)
         finally:
             tracker.close(_TRACKER_CLOSE_S)
 
 
-def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None) -> list[PoolResults]:
+def _run(
+    spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None, stop: StopSignals
+) -> list[PoolResults]:
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
         if (best := study.best) is not None and best.number == record.number:
@@ -92,16 +97,34 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
-        with RaySession(spec.pools, address) as session:
-            for run in runs.values():
-                run.open()
-            # Only now: Ray reads its environment when it is imported.
-            driver = importlib.import_module("autotune.driver")
-            driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched)
+        try:
+            _run_on_ray(spec, folder, listener, address, stop, studies, list(runs.values()))
+        except KeyboardInterrupt:
+            for study in studies:
+                study.end_reason = study.end_reason or STOPPED_BY_USER
     for study in studies:
         study.close()
         runs[study.name].close()
     return [study.results() for study in studies]
+
+
+def _run_on_ray(
+    spec: StudySpec,
+    folder: StateFolder,
+    listener: Listener,
+    address: str | None,
+    stop: StopSignals,
+    studies: list[PoolStudy],
+    runs: list[_ParentOf],
+) -> None:
+    with ExitStack() as stack:
+        with stop.interruptible():
+            session = stack.enter_context(RaySession(spec.pools, address))
+            for run in runs:
+                run.open()
+        # Only now: Ray reads its environment when it is imported.
+        driver = importlib.import_module("autotune.driver")
+        driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched, stop)
 
 
 class _ParentOf:
@@ -137,10 +160,10 @@ class _ParentOf:
         if self._run_id is None:
             return
         best = self._study.best
-        status = "KILLED" if self._study.end_reason == STOPPED_BY_USER else "FINISHED"
+        status = "FINISHED" if best is not None else "FAILED"
         self._tracker.close_parent(
             self._run_id,
-            status if best is not None else "FAILED",
+            "KILLED" if self._study.end_reason == STOPPED_BY_USER else status,
             metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
             tags={"end_reason": self._study.end_reason, **({"best_trial": str(best.number)} if best else {})},
         )
