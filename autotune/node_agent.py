@@ -70,7 +70,7 @@ class NodeAgent:
         self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.pool.device == "cuda" else []
         self._stopped = ""
         self._running = threading.Lock()
-        # The guardian and what is below it end by themselves, in order and with the exit command: the session guard must not see them.
+        # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=os.getppid())
         self._supervised.start()
