@@ -132,6 +132,8 @@ class RaySession:
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 # Ray's own switch for single-machine use: every daemon binds to loopback.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                # Ray's processes keep their start environment readable, by which the session guard knows them.
+                "SPT_NOENV": "1",
                 "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             }
         )

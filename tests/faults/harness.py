@@ -103,7 +103,9 @@ class FaultStudy:
     def run(self, verb, *options, timeout_s=START_S):
         """A whole command; its output."""
         command = self.command(verb, *options)
-        return subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        return subprocess.run(
+            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
 
     def wait(self, limit_s=START_S):
         """The driver's exit code."""
@@ -150,7 +152,7 @@ class FaultStudy:
             return self.driver.pid
         members = {process.pid: process for process in self.members()}
         if role in ("agent", "tune_worker", "raylet"):
-            sign = {"agent": b"ray::NodeAgent", "tune_worker": b"ray::MegatronTrial", "raylet": b"/raylet/raylet\0"}[role]
+            sign = {"agent": b"ray::NodeAgent", "tune_worker": b"ray::ResourceTrainable", "raylet": b"/raylet/raylet\0"}[role]
             return next(pid for pid in members if sign in command_of(pid))
         supervisor = next(pid for pid, process in members.items() if self._supervises(pid) and self._supervises(process.parent))
         if role in ("supervisor", "guardian"):

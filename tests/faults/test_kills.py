@@ -26,6 +26,7 @@ def study(tmp_path_factory):
 
 def run_to_mid_trial(study):
     """A trial runs whose ranks try everything to outlive it."""
+    (study.control / "slow_preload").unlink(missing_ok=True)
     if study.driver is None or study.driver.poll() is not None:
         study.plan("complete", "escape")
         study.start("tune" if study.driver is None else "resume")
@@ -72,7 +73,9 @@ def kill(study, victim, phase):
     (study.control / "slow_preload").unlink(missing_ok=True)
     os.kill(pid, signal.SIGKILL)
     took_s = await_gone(gone)
-    (study.control / "mid_trial").unlink(missing_ok=True)  # the killed trial's other ranks still wrote it; the next one's will again
+    (study.control / "mid_trial").unlink(
+        missing_ok=True
+    )  # the killed trial's other ranks still wrote it; the next one's will again
     print(f"SIGKILL of {victim}, {phase}: {len(gone)} processes gone after {took_s:.2f} s")
     return before
 
