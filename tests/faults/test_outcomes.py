@@ -1,4 +1,4 @@
-"""Every way in which a configuration can fail, through the whole path: each is told as what it is and costs the next one nothing."""
+"""Every way in which a configuration can fail, through the whole path: told as what it is, at no cost for the next one."""
 
 from __future__ import annotations
 
