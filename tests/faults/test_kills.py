@@ -71,10 +71,10 @@ def kill(study, victim, phase):
     study.plan(*(("escape",) if phase == "mid-trial, again" else ("complete", "escape")))
     os.kill(pid, signal.SIGKILL)
     took_s = await_gone(gone)
-    (study.control / "slow_preload").unlink(missing_ok=True)
-    (study.control / "mid_trial").unlink(
-        missing_ok=True
-    )  # the killed trial's other ranks still wrote it; the next one's will again
+    if victim in SURVIVED:
+        until(lambda: len(study.records()) > len(before), 30, "the record of the trial that was lost")
+    for name in ("slow_preload", "mid_trial"):  # the lost trial may have gone on writing until the driver ended it
+        (study.control / name).unlink(missing_ok=True)
     print(f"SIGKILL of {victim}, {phase}: {len(gone)} processes gone after {took_s:.2f} s")
     return before
 
