@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from autotune.storage import JOURNAL_NAME
 from autotune.tracking.server import tracking_uri_of
 from launchers.outcome import Outcome
 from tests.faults.harness import ROOT, FaultStudy, await_gone, until
@@ -207,7 +208,8 @@ def test_a_node_that_goes_away_ends_only_its_own_pool(cluster, study_on):
     study = study_on(pools=CPU_POOLS, budget={"trials": 16})
     study.plan("slow")
     study.start("tune", "--address", cluster.address)
-    until(lambda: len(study.results()) == 2 and all(results.records for results in study.results()), 90, study.tail)
+    until(lambda: (study.state.path / JOURNAL_NAME).exists(), 60, study.tail)
+    until(lambda: sum(bool(results.records) for results in study.results()) == 2, 90, study.tail)
     assert cluster.ask("remove 2") == len(NODES) - 1
     begin_s = time.monotonic()
     assert study.wait(170) == 0, study.tail()
