@@ -24,6 +24,7 @@ if not __package__:
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from launchers.base import RankContext, Rendezvous, StepRecord
 from launchers.megatron_core import build, cpu
@@ -52,16 +53,16 @@ def _join(job: Job, context: RankContext) -> Device:
     return device
 
 
-def _store(rendezvous: Rendezvous, rank: int) -> dist.TCPStore:
+def _store(rendezvous: Rendezvous, rank: int) -> TCPStore:
     """Where the ranks find each other, as behind `tcp://...`; but rank 0 listens on that one address, not on all that there are."""
     address, port = rendezvous.master_addr, rendezvous.master_port
     limit = dist.default_pg_timeout
     if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
-        return dist.TCPStore(address, port, rendezvous.world_size, False, limit)
+        return TCPStore(address, port, rendezvous.world_size, False, limit)
     family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((address, port), family=family)
     descriptor = listener.detach()  # the store closes it
-    return dist.TCPStore(address, port, rendezvous.world_size, True, limit, wait_for_workers=False, master_listen_fd=descriptor)
+    return TCPStore(address, port, rendezvous.world_size, True, limit, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def _cuda(local_rank: int) -> Device:
