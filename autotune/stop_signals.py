@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first asks a study to end cleanly, the second ends this process at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks a study to end cleanly, a second one of the first two ends this process at once."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ class StopSignals:
         if number == signal.SIGHUP:
             self._leave_terminals()
         if self.asked.is_set():
+            if number == signal.SIGHUP:
+                return  # a terminal that closes sends it twice: its shell does, and the kernel when the shell has ended
             end_process(EXIT_CODE)
         self.asked.set()
         if self._raises:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,9 @@ def counters(record):
 def test_ranks_and_agents_may_die_and_a_killed_driver_loses_one_trial(study):
     """The fast part of the matrix."""
     run_to_mid_trial(study)
+    for role in ("guardian", "supervisor"):  # they end what is below them, and must not be ended before by the session guard
+        assert b"RAY_AUTOTUNE_SESSION" not in Path(f"/proc/{study.pid_of(role)}/environ").read_bytes()
+    assert b"RAY_AUTOTUNE_SESSION" in Path(f"/proc/{study.pid_of('agent')}/environ").read_bytes()
     before, new = check_survived(study, "rank", "mid-trial")
     assert counters(new[1]) == counters(before[-1]) | {"preloads": "1"}
     check_survived(study, "agent", "mid-trial")

@@ -60,6 +60,7 @@ def test_ctrl_c_ends_the_study_cleanly_and_resume_runs_the_same_candidate_again(
     assert mlflow_runs(study) == (["FINISHED"], ["FINISHED", "FINISHED", "KILLED"])
 
 
+@pytest.mark.acceptance
 def test_a_second_ctrl_c_leaves_nothing_and_the_next_command_closes_what_is_open(new_study):
     study = new_study()
     run_to_mid_trial(study)
@@ -138,6 +139,9 @@ def test_a_terminal_that_closes_ends_the_study_cleanly(new_study):
 
     until(mid_trial, 90, "a trial")
     os.close(ours)
+    for _ in range(2):  # as the shell does with its jobs, and the kernel when the shell has ended
+        os.killpg(study.driver.pid, signal.SIGHUP)
+        time.sleep(0.2)
     assert study.wait(CLEAN_END_S) == 130
     check_clean_end(study)
 

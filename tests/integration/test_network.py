@@ -82,6 +82,7 @@ def test_a_study_talks_to_nobody_and_listens_on_loopback_only(real_study):
     assert outside == {}
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(shutil.which("unshare") is None or os.geteuid() != 0, reason="only root may make a network namespace")
 def test_a_study_works_with_no_network_at_all(real_study):
@@ -92,6 +93,7 @@ def test_a_study_works_with_no_network_at_all(real_study):
     assert [record.outcome for record in real_study.records()] == [Outcome.COMPLETED] * 2
 
 
+@pytest.mark.acceptance
 def test_a_private_ray_joins_nobody_asks_for_a_token_and_leaves_no_folder(tmp_path, short_folder):
     """RAY_ADDRESS names a cluster that does not exist: whoever tried to join it would fail."""
     study = FaultStudy(tmp_path / "study", budget={"trials": 2})
@@ -116,6 +118,7 @@ def test_a_private_ray_joins_nobody_asks_for_a_token_and_leaves_no_folder(tmp_pa
         study.close()
 
 
+@pytest.mark.acceptance
 def test_a_long_temporary_folder_is_not_used(tmp_path):
     """Batch systems set TMPDIR to long paths, in which Ray's sockets have no room."""
     study = FaultStudy(tmp_path / "study", budget={"trials": 1})

@@ -139,6 +139,7 @@ def check_best(study, small, large):
     assert best["overall"] == faster.pool.name
 
 
+@pytest.mark.acceptance
 def test_gpu_pools_get_their_number_of_gpus_and_share_none(cluster, study_on):
     """On Ray's word for GPUs: no rank touches one."""
     pools = [
@@ -225,6 +226,7 @@ def test_a_node_that_goes_away_ends_only_its_own_pool(cluster, study_on):
     )
 
 
+@pytest.mark.acceptance
 @pytest.mark.parametrize("gpu", ["cpu", "H100"])
 def test_pools_of_one_machine_take_turns(tmp_path, gpu):
     pools = [{**pool, "gpu": gpu} for pool in CPU_POOLS]
@@ -245,6 +247,7 @@ def test_pools_of_one_machine_take_turns(tmp_path, gpu):
     )
 
 
+@pytest.mark.acceptance
 def test_more_gpus_than_this_machine_has_are_refused(tmp_path):
     study = FaultStudy(tmp_path / "study", pools=[{"name": "big", "gpu": "H100", "gpus_per_node": 64}])
     study.environment.pop("CUDA_VISIBLE_DEVICES", None)
