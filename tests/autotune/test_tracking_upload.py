@@ -31,6 +31,10 @@ def test_E014_names_are_cleaned_and_good_ones_kept(name, key):
     assert clean_key(name) == key
 
 
+def test_E002_C045_a_long_parameter_is_cut_by_us_since_servers_do_not():
+    assert len(trial_upload(record(argv=("--data-path", "d" * 7000))).params["data_path"]) == 6000
+
+
 def test_E003_keys_are_cut():
     assert len(clean_key("k" * 251)) == 250
 
