@@ -92,6 +92,7 @@ class StudySpec(_Part):
         pools: Where trials run; one Optuna study each.
         global_batch_size: Sequences per optimiser step. A workload, never a knob.
         seq_length: Tokens per sequence.
+        gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
         search: Knob -> choices.
@@ -108,6 +109,7 @@ class StudySpec(_Part):
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
     global_batch_size: PositiveInt
     seq_length: PositiveInt
+    gpus: tuple[NonNegativeInt | str, ...] | None = None
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
     search: dict[str, Any] | Literal["auto"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Protocol
 
+from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
 from autotune.ray_session import RaySession
@@ -92,7 +94,7 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
-        with RaySession(spec.pools, address) as session:
+        with RaySession(spec.pools, address, _gpus(spec)) as session:
             for run in runs.values():
                 run.open()
             # Only now: Ray reads its environment when it is imported.
@@ -102,6 +104,13 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
         study.close()
         runs[study.name].close()
     return [study.results() for study in studies]
+
+
+def _gpus(spec: StudySpec) -> tuple[str, ...]:
+    """GPUs for a private Ray; none where every pool runs on CPU."""
+    if all(pool.device == "cpu" for pool in spec.pools):
+        return ()
+    return usable_gpus(spec.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 class _ParentOf:

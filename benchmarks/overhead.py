@@ -2,10 +2,10 @@
 
     python benchmarks/overhead.py [--trials 21] [--output overhead.json]
 
-Runs the quickstart study for real. The start of a trial is the time from the last step of the trial before it to the end of its own
+Runs the quickstart study for real. A trial's start is the time from the last step of the trial before it to the end of its own
 first step, less its own second step: tear-down, telling Optuna and MLflow, Ray Tune, agent, supervisor, forking four ranks, joining
-them, and building the model are all inside. The cold figure is the same for `torchrun`: from its start to the end of the first step,
-less the second step.
+them, and building the model are all inside. The cold figure is `torchrun`'s: from its start to the end of the first step, less the
+second step.
 """
 
 from __future__ import annotations
