@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autotune.records import TrialRecord
+from autotune.records import TrialRecord, short
 from launchers.outcome import Outcome
 
 PREFIX = "autotune."
@@ -215,7 +215,7 @@ def trial_upload(record: TrialRecord) -> RunUpload:
     return RunUpload(
         study=record.study,
         number=record.number,
-        name=f"trial-{record.number:04d}",
+        name=f"{record.number:04d} {short(record.config)}",
         status=RUN_STATUS[record.outcome],
         start_ms=int(record.started_s * 1000),
         end_ms=end_ms,

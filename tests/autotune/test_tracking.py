@@ -38,7 +38,7 @@ def test_a_trial_is_one_nested_run_with_everything_in_it(tracker, tmp_path):
     run = logged(tracker, record(3, log_folder=logs))[3]
     assert run.data.tags["mlflow.parentRunId"] == parent
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1_000_000, 1_010_000)
-    assert run.info.run_name == "trial-0003"
+    assert run.info.run_name == "0003 Megatron's defaults"
     assert run.data.params["micro_batch_size"] == "1"
     assert run.data.metrics["tokens_per_s_per_gpu"] == 103.0
     assert run.data.tags["autotune.env.node"] == "a"
@@ -106,10 +106,10 @@ def test_E022_every_run_beyond_one_page_is_found(tracker, state):
     logged(tracker, record(0))
     with sqlite3.connect(state / "mlflow.db") as link:
         columns = [row[1] for row in link.execute("PRAGMA table_info(runs)")]
-        first = dict(zip(columns, link.execute("SELECT * FROM runs WHERE name = 'trial-0000'").fetchone(), strict=True))
+        first = dict(zip(columns, link.execute("SELECT * FROM runs WHERE name LIKE '0000 %'").fetchone(), strict=True))
         tags = dict(link.execute("SELECT key, value FROM tags WHERE run_uuid = ?", (first["run_uuid"],)))
         for number in range(1, 1500):
-            row = first | {"run_uuid": f"{number:032x}", "name": f"trial-{number:04d}", "start_time": number}
+            row = first | {"run_uuid": f"{number:032x}", "name": f"{number:04d}", "start_time": number}
             link.execute(f"INSERT INTO runs VALUES ({','.join('?' * len(columns))})", [row[name] for name in columns])
             new = tags | {"autotune.number": str(number)}
             keep = [(key, new[key], row["run_uuid"]) for key in ("autotune.key", "autotune.number", "autotune.role")]
