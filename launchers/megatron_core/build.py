@@ -140,9 +140,12 @@ def _kernels(job: Job) -> dict[str, bool]:
 
 def _experts(job: Job) -> dict[str, Any]:
     """No token is dropped and no balance loss is added: both would make the loss depend on how the batch is cut."""
+    # With one expert per token a softmax over the chosen ones would be constant; Megatron checks that in dense models, too.
+    routing = {"moe_router_pre_softmax": job.model["moe_router_topk"] == 1}
     if not job.model["num_experts"]:
-        return {}
+        return routing
     return {
+        **routing,
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
@@ -228,7 +231,7 @@ def _optimizer_config(job: Job) -> OptimizerConfig:
         params_dtype=_DTYPES[job.knobs["precision"]],
         clip_grad=CLIP_GRAD,
         # Megatron's default, 2**32, spends the first steps of fp16 on finding a scale that fits.
-        initial_loss_scale=2**16,
+        initial_loss_scale=2**12,
     )
 
 
