@@ -16,10 +16,10 @@ from typing import Any
 if not __package__:
     # Run by path. Only our own package becomes importable: neither this folder, whose modules have common names, nor the folder
     # around the package, which may be a site-packages that holds another torch.
-    launchers = ModuleType("launchers")
-    launchers.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["launchers"] = launchers
-    sys.path.remove(str(Path(__file__).resolve().parent))
+    _folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _folder]
+    sys.modules["launchers"] = ModuleType("launchers")
+    sys.modules["launchers"].__path__ = [str(_folder.parent)]
 
 import torch
 import torch.distributed as dist

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from launchers.megatron_core.launcher import MegatronCoreLauncher
 from search_spaces.config import TrialConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIAL_LIMIT_S = 60
+TRIAL_LIMIT_S = 30
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ def _fork(job: dict[str, Any], rank: int, rendezvous: Rendezvous, write: int) ->
     def emit(event: dict[str, Any]) -> None:
         os.write(write, (json.dumps(event) + "\n").encode())
 
+    faulthandler.dump_traceback_later(TRIAL_LIMIT_S - 1)
     signal.alarm(TRIAL_LIMIT_S)
     try:
         import_module("launchers.megatron_core.trial").main(job, RankContext(rank, rank, rendezvous, emit))
