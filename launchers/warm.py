@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from launchers.base import RankContext, Rendezvous
@@ -131,8 +133,9 @@ class WarmProcess:
         start_s = time.monotonic()
         for name, value in env.items():  # a container may not have passed them on
             os.environ.setdefault(name, value)
-        for module in modules:
-            importlib.import_module(module)
+        with _one_blas_thread():
+            for module in modules:
+                importlib.import_module(module)
         gc.collect()
         gc.freeze()
         threads = len(os.listdir("/proc/self/task"))
@@ -181,6 +184,17 @@ class WarmProcess:
 
     def _emit(self, event: str, **fields: Any) -> None:
         os.write(self._events, to_line({"event": event, **fields}))
+
+
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Keep numpy's BLAS from starting threads when it is loaded; a process with threads is not safe to fork."""
+    name = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    yield
+    if given is None:
+        del os.environ[name]
 
 
 def _open_log(folder: str, rank: int) -> int:

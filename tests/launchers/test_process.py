@@ -153,12 +153,19 @@ def test_an_event_too_long_for_the_pipe_is_the_programs_error(open_tree, request
 
 
 def test_closing_early_ends_the_trial(tree, request_of):
-    pids = {}
-    trial = run_trial(tree, request_of("hang"), LIMITS, lambda event: pids.update(event.get("pids", {})))
+    supervisor = psutil.Process(tree.poll(5)["supervisor_pid"])
+    trial = run_trial(tree, request_of("hang"), LIMITS)
     next(trial)
+    ranks = [process for process in supervisor.children(recursive=True) if process.pid != tree.warm_pid]
+    assert ranks
     trial.close()
-    assert pids
-    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    assert not any(rank.is_running() for rank in ranks)
+
+
+def test_the_warm_process_keeps_to_one_thread(open_tree):
+    tree = open_tree(preload=["numpy"])
+    tree.poll(5)
+    assert tree.poll(60)["threads"] == 1
 
 
 def report_of(tree, request):
