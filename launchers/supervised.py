@@ -14,7 +14,6 @@ Events are dicts with their name in `event`; those of a trial carry `trial`, tho
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
@@ -25,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from launchers.base import Rendezvous
-from launchers.json_lines import LineReader, LineWriter, from_line, to_line
+from launchers.json_lines import LineReader, LineWriter, from_line, to_line, wait_for
+from launchers.process_tree import Process, kill_exactly, read_process
 
 Event = dict[str, Any]
 
 _SEND_S = 10.0
 _START_S = 10.0
-_END_S = 20.0
+_END_S = 40.0
 _CLOSE_S = 40.0
 _EXIT_COMMAND_S = 10.0
 _AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")
@@ -44,14 +44,14 @@ class RankEnvironment:
     """Where a pool's ranks run.
 
     Attributes:
-        python: The pool's Python: a path, or a name on the ranks' PATH.
+        python: The pool's Python: a path, or a name on the ranks' PATH; this process's own unless given.
         setup: Shell file that bash sources before Python starts.
         container: Command prefix that runs what follows inside a container and passes stdin, stdout and stderr through.
         container_stop: Command that ends the container, where killing the prefix does not.
         env: Variables for the ranks; they win over the node's.
     """
 
-    python: str = "python3"
+    python: str = field(default_factory=lambda: sys.executable)
     setup: str | None = None
     container: tuple[str, ...] = ()
     container_stop: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class LaunchRequest:
         job: Plain values for the program.
         rendezvous: Where all ranks meet.
         ranks: The ranks that this node starts, by local rank.
-        log_folder: Receives `rank<r>.log`.
+        log_folder: Receives `rank<r>.log`; the ranks' working folder.
         env: Variables of this trial; they win over the pool's.
     """
 
@@ -140,6 +140,7 @@ class Supervised:
         self._commands: LineWriter | None = None
         self._reader: LineReader | None = None
         self._events: deque[Event] = deque()
+        self._supervisor: Process | None = None
         self._reported_exit = False
 
     @property
@@ -148,7 +149,11 @@ class Supervised:
         return self._commands is not None and self._reader is not None
 
     def start(self) -> None:
-        """Start guardian, supervisor and warm process; returns before the warm process is ready."""
+        """Start guardian, supervisor and warm process; returns before the warm process is ready.
+
+        Raises:
+            SupervisorLostError: Where they cannot be started.
+        """
         if self.alive:
             return
         if self._reader is not None:
@@ -156,16 +161,20 @@ class Supervised:
         entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
         argv = [sys.executable, "-I", "-S", entry, "supervise"]
         command_ends, event_ends = os.pipe(), os.pipe()
+        self._commands, self._reader = LineWriter(command_ends[1]), LineReader(event_ends[0])
         try:
             subprocess.run(argv, stdin=command_ends[0], stdout=event_ends[1], check=True, timeout=_START_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._hang_up()
+            raise SupervisorLostError(f"the supervisor does not start: {error}") from error
         finally:
             os.close(command_ends[0])
             os.close(event_ends[1])
         self.supervisors_started += 1
         self.warm_pid = None
+        self._supervisor = None
         self._reported_exit = False
         self._events.clear()
-        self._commands, self._reader = LineWriter(command_ends[1]), LineReader(event_ends[0])
         self._send(self._start_command())
         if self._exit_command:
             self._send(self._exit_command)
@@ -202,7 +211,7 @@ class Supervised:
         """The next event, or None where none came in time. After `supervisor_exit` none will come until the next `start`."""
         deadline_s = time.monotonic() + timeout_s
         while not self._events and self._reader is not None:
-            if not select.select([self._reader.descriptor], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            if not wait_for(self._reader.descriptor, timeout_s=deadline_s - time.monotonic()):
                 return None
             self._take(self._reader.read())
             if self._reader.closed or self._reported_exit:
@@ -229,6 +238,16 @@ class Supervised:
             self._commands = None
         return self._await(lambda _event: False, timeout_s)
 
+    def kill(self, timeout_s: float = _CLOSE_S) -> Event:
+        """SIGKILL a supervisor that does not answer; the guardian ends everything. Returns `supervisor_exit`.
+
+        Raises:
+            SupervisorLostError: Where the guardian does not answer either.
+        """
+        if self._supervisor is not None:
+            kill_exactly(self._supervisor)
+        return self.close(timeout_s)
+
     def _await(self, wanted: Callable[[Event], bool], timeout_s: float) -> Event:
         deadline_s = time.monotonic() + timeout_s
         while self._reader is not None or self._events:
@@ -246,21 +265,26 @@ class Supervised:
             return False
         writer.add(to_line(command))
         while writer.pending_bytes and time.monotonic() < deadline_s:
-            select.select([], [writer.descriptor], [], 0.1)
+            wait_for(writer.descriptor, write=True, timeout_s=0.1)
             writer.flush()
         return not writer.broken and not writer.pending_bytes
 
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
-            event = from_line(line)
-            if event is None:
-                continue
-            if event["event"] == "warm":
+            if event := from_line(line):
+                self._note(event)
+                self._events.append(event)
+
+    def _note(self, event: Event) -> None:
+        match event["event"]:
+            case "supervisor":
+                self._supervisor = read_process(event["supervisor_pid"])
+            case "warm":
                 self.preloads, self.warm_pid = self.preloads + 1, event["pid"]
-            elif event["event"] == "warm_exit":
+            case "warm_exit":
                 self.warm_pid = None
-            self._reported_exit = event["event"] == "supervisor_exit"
-            self._events.append(event)
+            case "supervisor_exit":
+                self._reported_exit = True
 
     def _hang_up(self) -> None:
         """Both guardian and supervisor have ended; say so where neither could."""

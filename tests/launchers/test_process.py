@@ -16,7 +16,7 @@ import pytest
 from launchers import process
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
-from launchers.process import LaunchRequest, Limits, RankEnvironment, SupervisorLostError, node_environment, run_trial
+from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, SupervisorLostError, node_environment, run_trial
 
 LIMITS = Limits(startup_s=10, step_s=5, trial_s=30)
 SHORT = Limits(startup_s=0.5, step_s=0.5, trial_s=5)
@@ -322,6 +322,28 @@ def test_a_supervisor_that_does_not_answer_is_an_error(tree, request_of):
             tree.end_trial("none", timeout_s=0.2)
     finally:
         os.kill(supervisor_pid, signal.SIGCONT)
+
+
+def test_a_supervisor_that_does_not_answer_loses_the_trial_not_the_slot(tree, request_of, monkeypatch):
+    monkeypatch.setattr(process, "_END_S", 0.3)
+    supervisor_pid = tree.poll(5)["supervisor_pid"]
+    rank_pids = {}
+    trial = run_trial(tree, request_of("hang"), SHORT, lambda event: rank_pids.update(event.get("pids", {})))
+    next(trial)
+    os.kill(supervisor_pid, signal.SIGSTOP)
+    *_, end = trial
+    assert end.outcome is Outcome.LOST, end
+    assert "did not answer" in end.detail
+    assert not any(psutil.pid_exists(pid) for pid in rank_pids.values())
+    _, end = finish(tree, request_of("steps"))
+    assert (end.outcome, tree.supervisors_started) == (Outcome.COMPLETED, 2)
+
+
+def test_a_supervisor_that_cannot_be_started_is_lost(request_of, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    _, end = finish(Supervised(RankEnvironment("python3")), request_of("steps"))
+    assert end.outcome is Outcome.LOST
+    assert "/no/such/python" in end.detail
 
 
 def test_the_logs_of_the_ranks_are_apart(tree, request_of):
