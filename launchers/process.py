@@ -14,7 +14,8 @@ from pathlib import Path
 from launchers.base import StepRecord
 from launchers.log_causes import last_words
 from launchers.outcome import Evidence, Outcome, RankEnd, Verdict, classify
-from launchers.supervised import Event, LaunchRequest, RankEnvironment, Supervised, SupervisorLostError, node_environment
+from launchers.rank_environment import RankEnvironment, node_environment
+from launchers.supervised import Event, LaunchRequest, Supervised, SupervisorLostError
 
 __all__ = [
     "Event",

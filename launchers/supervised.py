@@ -26,6 +26,7 @@ from typing import Any
 from launchers.base import Rendezvous
 from launchers.json_lines import LineReader, LineWriter, from_line, to_line, wait_for
 from launchers.process_tree import Process, kill_exactly, read_process
+from launchers.rank_environment import RankEnvironment, node_environment
 
 Event = dict[str, Any]
 
@@ -34,28 +35,6 @@ _START_S = 10.0
 _END_S = 40.0
 _CLOSE_S = 40.0
 _EXIT_COMMAND_S = 10.0
-_AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")
-_AGENT_ONLY = ("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_GPU_SELECTION = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnvironment:
-    """Where a pool's ranks run.
-
-    Attributes:
-        python: The pool's Python: a path, or a name on the ranks' PATH; this process's own unless given.
-        setup: Shell file that bash sources before Python starts.
-        container: Command prefix that runs what follows inside a container and passes stdin, stdout and stderr through.
-        container_stop: Command that ends the container, where killing the prefix does not.
-        env: Variables for the ranks; they win over the node's.
-    """
-
-    python: str = field(default_factory=lambda: sys.executable)
-    setup: str | None = None
-    container: tuple[str, ...] = ()
-    container_stop: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +67,6 @@ class LaunchRequest:
 
 class SupervisorLostError(RuntimeError):
     """The process tree does not answer; the node's fault, not the trial's."""
-
-
-def node_environment(raylet_pid: int | None) -> dict[str, str]:
-    """The node's own environment: without what this agent got for itself, with the GPUs that it was given.
-
-    The raylet's environment is the node's; without a raylet it is this process's. Its Python and virtual environment are left
-    out, and, where there is no raylet to tell the node's from the agent's, library paths too.
-    """
-    node = _environment_of(raylet_pid)
-    agent_only = _AGENT_ONLY if node is None else ("VIRTUAL_ENV",)
-    base = os.environ if node is None else node | {name: os.environ[name] for name in _GPU_SELECTION if name in os.environ}
-    return {name: value for name, value in base.items() if name not in agent_only and not name.startswith(_AGENT_ONLY_PREFIXES)}
-
-
-def _environment_of(pid: int | None) -> dict[str, str] | None:
-    if not pid:
-        return None
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    pairs = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if b"=" in entry)
-    return {name: value for name, _, value in pairs} or None
 
 
 class Supervised:
@@ -180,10 +136,11 @@ class Supervised:
             self._send(self._exit_command)
 
     def _start_command(self) -> Event:
-        pool = asdict(self._environment)
+        pool, pool_env = self._environment, dict(self._environment.env)
         watch = {"agent": os.getpid()} | ({"raylet": self._raylet_pid} if self._raylet_pid else {})
-        env = node_environment(self._raylet_pid) | dict(self._environment.env)
-        return {"command": "start", **pool, "env": env, "pool_env": pool["env"], "preload": self._preload, "watch": watch}
+        start = {name: getattr(pool, name) for name in ("python", "setup", "container", "container_stop")}
+        env = node_environment(self._raylet_pid) | pool_env
+        return {"command": "start", **start, "env": env, "pool_env": pool_env, "preload": self._preload, "watch": watch}
 
     def set_exit_command(self, argv: Sequence[str], timeout_s: float = _EXIT_COMMAND_S) -> None:
         """Run this in the agent's environment after the last process of the tree has ended; an empty `argv` takes it back."""

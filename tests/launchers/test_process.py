@@ -29,6 +29,10 @@ def finish(tree, request, limits=LIMITS, on_event=None):
     return steps, end
 
 
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
 def test_steps_come_back_and_the_trial_completes(tree, request_of):
     steps, end = finish(tree, request_of("steps", {"steps": 4}, num_ranks=4))
     assert [step.iteration for step in steps] == [1, 2, 3, 4]
@@ -49,6 +53,8 @@ FAILURES = {
     "exit code": ("fail", {"1": [0, "exit", "3"]}, Outcome.CRASHED, "exit code 3"),
     "segmentation fault": ("fail", {"1": [0, "signal", "SIGSEGV"]}, Outcome.CRASHED, "SIGSEGV"),
     "killed from outside": ("fail", {"1": [0, "signal", "SIGKILL"]}, Outcome.LOST, "SIGKILL"),
+    "failed and cannot end": ("fail", {"1": [0, "stuck", "of this"]}, Outcome.CRASHED, "of this"),
+    "exit with a text": ("exit_text", {}, Outcome.CRASHED, "bad number of heads"),
     "chained": ("fail", {"1": [0, "chained", "CUDA out of memory."]}, Outcome.OOM, "GPU memory"),
     "not a number": ("nan", {}, Outcome.NAN, "step 3"),
     "hang": ("hang", {}, Outcome.HUNG, "after step 2"),
@@ -159,7 +165,7 @@ def test_closing_early_ends_the_trial(tree, request_of):
     ranks = [process for process in supervisor.children(recursive=True) if process.pid != tree.warm_pid]
     assert ranks
     trial.close()
-    assert not any(rank.is_running() for rank in ranks)
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
 
 
 def test_the_warm_process_keeps_to_one_thread(open_tree):
@@ -334,7 +340,7 @@ def test_a_supervisor_that_does_not_answer_loses_the_trial_not_the_slot(tree, re
     *_, end = trial
     assert end.outcome is Outcome.LOST, end
     assert "did not answer" in end.detail
-    assert not any(psutil.pid_exists(pid) for pid in rank_pids.values())
+    assert not any(is_running(pid) for pid in rank_pids.values())
     _, end = finish(tree, request_of("steps"))
     assert (end.outcome, tree.supervisors_started) == (Outcome.COMPLETED, 2)
 

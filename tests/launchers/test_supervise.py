@@ -177,6 +177,13 @@ def test_the_end_of_a_trial_ends_its_escaped_processes_only(open_tree, request_o
     assert [process.pid for process in marked(mark)] == [tree.warm_pid]
 
 
+def test_what_a_completed_trial_leaves_behind_ends_with_it(open_tree, request_of, mark):
+    tree, _ = started_tree(open_tree, mark)
+    *_, end = run_trial(tree, request_of("escape", {"steps": 2}), LIMITS)
+    assert (end.outcome, end.killed) == (Outcome.COMPLETED, ESCAPING_PROCESSES - 2)
+    assert [process.pid for process in marked(mark)] == [tree.warm_pid]
+
+
 def test_both_keepers_killed_at_once_leaves_no_rank(open_tree, request_of, mark):
     tree, event = started_tree(open_tree, mark)
     steps = run_trial(tree, request_of("hang"), LIMITS)
