@@ -1,4 +1,4 @@
-"""Steps as often as the job says, while its ranks try all to outlive the trial: sessions, grandchildren, daemons, ignored signals."""
+"""Steps as the job says, while its ranks try all to outlive the trial: sessions, grandchildren, daemons, ignored signals."""
 
 from __future__ import annotations
 
