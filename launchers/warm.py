@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from launchers.base import RankContext, Rendezvous
@@ -53,6 +55,7 @@ class Rank:
         rendezvous = Rendezvous(**self._launch["rendezvous"])
         local_rank = self._launch["ranks"].index(self._rank)
         self._set_environment(rendezvous, local_rank)
+        os.chdir(self._launch["log_folder"])
         program = load_program(self._launch["program"])
         program.main(self._launch["job"], RankContext(self._rank, local_rank, rendezvous, self.emit))
         sys.stdout.flush()
@@ -131,8 +134,9 @@ class WarmProcess:
         start_s = time.monotonic()
         for name, value in env.items():  # a container may not have passed them on
             os.environ.setdefault(name, value)
-        for module in modules:
-            importlib.import_module(module)
+        with _one_blas_thread():
+            for module in modules:
+                importlib.import_module(module)
         gc.collect()
         gc.freeze()
         threads = len(os.listdir("/proc/self/task"))
@@ -169,6 +173,7 @@ class WarmProcess:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(self._commands.descriptor)
+        _offer_to_oom_killer()
 
     def _end(self, trial: str) -> None:
         ended = end_descendants(os.getpid(), limit_s=_CLEAN_UP_S, reap=self._report_exits)
@@ -183,8 +188,25 @@ class WarmProcess:
         os.write(self._events, to_line({"event": event, **fields}))
 
 
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Keep numpy's BLAS from starting threads when it is loaded; a process with threads is not safe to fork."""
+    name = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    yield
+    if given is None:
+        del os.environ[name]
+
+
 def _open_log(folder: str, rank: int) -> int:
     return os.open(os.path.join(folder, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def _offer_to_oom_killer() -> None:
+    """Where the host runs out of memory, a rank shall end, not what supervises it."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def _wake_on_dead_child() -> int:

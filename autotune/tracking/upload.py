@@ -228,8 +228,9 @@ def trial_upload(record: TrialRecord) -> RunUpload:
 
 
 def _knob_numbers(knobs: Mapping[str, Any]) -> dict[str, float]:
-    """Numeric knobs as metrics: MLflow compares parameters as text, and people ask for `tp >= 4`."""
-    return {f"knob/{name}": float(value) for name, value in knobs.items() if isinstance(value, int | float)}
+    """Numeric knobs as metrics: MLflow compares parameters as text, and people ask for `tp >= 4`. Switches stay parameters."""
+    numbers = {name: value for name, value in knobs.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"knob/{name}": float(value) for name, value in numbers.items()}
 
 
 def _trial_tags(record: TrialRecord) -> dict[str, str]:

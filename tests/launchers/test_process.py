@@ -16,7 +16,7 @@ import pytest
 from launchers import process
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
-from launchers.process import LaunchRequest, Limits, RankEnvironment, SupervisorLostError, node_environment, run_trial
+from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, SupervisorLostError, node_environment, run_trial
 
 LIMITS = Limits(startup_s=10, step_s=5, trial_s=30)
 SHORT = Limits(startup_s=0.5, step_s=0.5, trial_s=5)
@@ -27,6 +27,10 @@ def finish(tree, request, limits=LIMITS, on_event=None):
     *steps, end = run_trial(tree, request, limits, on_event)
     assert all(isinstance(step, StepRecord) for step in steps)
     return steps, end
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_steps_come_back_and_the_trial_completes(tree, request_of):
@@ -49,6 +53,8 @@ FAILURES = {
     "exit code": ("fail", {"1": [0, "exit", "3"]}, Outcome.CRASHED, "exit code 3"),
     "segmentation fault": ("fail", {"1": [0, "signal", "SIGSEGV"]}, Outcome.CRASHED, "SIGSEGV"),
     "killed from outside": ("fail", {"1": [0, "signal", "SIGKILL"]}, Outcome.LOST, "SIGKILL"),
+    "failed and cannot end": ("fail", {"1": [0, "stuck", "of this"]}, Outcome.CRASHED, "of this"),
+    "exit with a text": ("exit_text", {}, Outcome.CRASHED, "bad number of heads"),
     "chained": ("fail", {"1": [0, "chained", "CUDA out of memory."]}, Outcome.OOM, "GPU memory"),
     "not a number": ("nan", {}, Outcome.NAN, "step 3"),
     "hang": ("hang", {}, Outcome.HUNG, "after step 2"),
@@ -153,12 +159,19 @@ def test_an_event_too_long_for_the_pipe_is_the_programs_error(open_tree, request
 
 
 def test_closing_early_ends_the_trial(tree, request_of):
-    pids = {}
-    trial = run_trial(tree, request_of("hang"), LIMITS, lambda event: pids.update(event.get("pids", {})))
+    supervisor = psutil.Process(tree.poll(5)["supervisor_pid"])
+    trial = run_trial(tree, request_of("hang"), LIMITS)
     next(trial)
+    ranks = [process for process in supervisor.children(recursive=True) if process.pid != tree.warm_pid]
+    assert ranks
     trial.close()
-    assert pids
-    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+
+
+def test_the_warm_process_keeps_to_one_thread(open_tree):
+    tree = open_tree(preload=["numpy"])
+    tree.poll(5)
+    assert tree.poll(60)["threads"] == 1
 
 
 def report_of(tree, request):
@@ -315,6 +328,28 @@ def test_a_supervisor_that_does_not_answer_is_an_error(tree, request_of):
             tree.end_trial("none", timeout_s=0.2)
     finally:
         os.kill(supervisor_pid, signal.SIGCONT)
+
+
+def test_a_supervisor_that_does_not_answer_loses_the_trial_not_the_slot(tree, request_of, monkeypatch):
+    monkeypatch.setattr(process, "_END_S", 0.3)
+    supervisor_pid = tree.poll(5)["supervisor_pid"]
+    rank_pids = {}
+    trial = run_trial(tree, request_of("hang"), SHORT, lambda event: rank_pids.update(event.get("pids", {})))
+    next(trial)
+    os.kill(supervisor_pid, signal.SIGSTOP)
+    *_, end = trial
+    assert end.outcome is Outcome.LOST, end
+    assert "did not answer" in end.detail
+    assert not any(is_running(pid) for pid in rank_pids.values())
+    _, end = finish(tree, request_of("steps"))
+    assert (end.outcome, tree.supervisors_started) == (Outcome.COMPLETED, 2)
+
+
+def test_a_supervisor_that_cannot_be_started_is_lost(request_of, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    _, end = finish(Supervised(RankEnvironment("python3")), request_of("steps"))
+    assert end.outcome is Outcome.LOST
+    assert "/no/such/python" in end.detail
 
 
 def test_the_logs_of_the_ranks_are_apart(tree, request_of):
