@@ -68,6 +68,8 @@ def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         fields.setdefault("fp8_format", "hybrid")
     if given.get("also_fp16") and fields["precision"] == "bf16":
         raise IllegalCaseError([Violation("one_precision", 1.0, "bf16 and fp16 exclude each other; keep one")])
+    if given.get("no_overlap_p2p_communication"):
+        fields["overlap_p2p_comm"] = False
     if isinstance(fields.get("cp_comm_type"), str):
         fields["cp_comm_type"] = (fields["cp_comm_type"],)
     return fields

@@ -29,6 +29,7 @@ class ModelSpec(BaseModel):
     add_bias_linear: bool = False
     untie_embeddings_and_output_weights: bool = True
     position_embedding_type: Literal["rope", "learned_absolute", "none"] = "rope"
+    max_position_embeddings: PositiveInt | None = None
     make_vocab_size_divisible_by: PositiveInt = 128
     add_qkv_bias: bool = False
     qk_layernorm: bool = False
@@ -101,6 +102,12 @@ class ModelSpec(BaseModel):
         """Number of key/value heads: num_query_groups, or one per head."""
         return self.num_query_groups or self.num_attention_heads
 
+    def argv(self) -> list[str]:
+        """Megatron-LM's command line arguments for these shapes."""
+        from search_spaces.argv import model_argv  # noqa: PLC0415  argv reads the fields of this module
+
+        return model_argv(self)
+
     def padded_vocab_size(self, tensor_model_parallel_size: int) -> int:
         """Vocabulary rounded up to a multiple of make_vocab_size_divisible_by x TP (Megatron's vocab_size_with_padding)."""
         multiple = self.make_vocab_size_divisible_by * tensor_model_parallel_size
@@ -121,6 +128,7 @@ class RunSettings(BaseModel):
         rampup_batch_size: Start, increment and samples of a batch size ramp-up.
         gradient_accumulation_fusion: Whether weight gradients are accumulated by a fused kernel.
         optimizer: Megatron's optimizer.
+        decrease_batch_size_if_needed: Whether a global batch that does not divide is cut down to one that does.
         check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
     """
 
@@ -137,6 +145,7 @@ class RunSettings(BaseModel):
     gradient_accumulation_fusion: bool = False
     optimizer: str = "adam"
     check_for_nan_in_loss_and_grad: bool = True
+    decrease_batch_size_if_needed: bool = False
 
 
 class Workload(BaseModel):

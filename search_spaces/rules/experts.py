@@ -49,6 +49,12 @@ def expert_bias_tensor_ranks(c: Columns) -> Finding:
     )
 
 
+def shared_expert_bias(c: Columns) -> Finding:
+    """Shared experts have no biases (moe/shared_experts.py SharedExpertMLP)."""
+    shared = c.model.is_moe and c.model.moe_shared_expert_intermediate_size is not None
+    return always(shared and c.model.add_bias_linear, "moe_shared_expert_intermediate_size excludes add_bias_linear")
+
+
 def router_top1(c: Columns) -> Finding:
     """Softmax over one chosen expert has no gradient (transformer_config.py TransformerConfig.__post_init__)."""
     model = c.model
@@ -241,6 +247,7 @@ RULES: tuple[Rule, ...] = (
     experts_over_expert_ranks,
     experts_need_sequence_parallel,
     expert_bias_tensor_ranks,
+    shared_expert_bias,
     router_top1,
     router_topk_over_experts,
     router_groups,

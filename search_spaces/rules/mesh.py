@@ -70,8 +70,9 @@ def optimizer_instances(c: Columns) -> Finding:
 def batch_over_replicas(c: Columns) -> Finding:
     """Micro-batch x DP divides the global batch (num_microbatches_calculator.py; arguments.py validate_args)."""
     batch, per_pass = c.workload.global_batch_size, c.mbs * c.dp
+    cut_down = c.workload.settings.decrease_batch_size_if_needed and not c.v19
     return finding(
-        batch % per_pass,
+        np.where(cut_down & (batch >= per_pass), 0, batch % per_pass),
         "global_batch_size={batch} is {how} micro_batch_size={mbs} x data parallel {dp} = {per_pass};"
         " nearest micro_batch_size x data parallel: {legal}",
         batch=batch,
