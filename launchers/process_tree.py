@@ -127,6 +127,7 @@ def end_descendants(root: int, *, keep: Container[tuple[int, int]] = (), limit_s
         reap()
         left = [process for process in descendants(root) if process.key not in keep]
         if not left or time.monotonic() > deadline_s:
+            reap()  # those that died since, so that nobody meets them later
             return Ended(len(killed), tuple(process.describe() for process in left))
         killed.update(process.key for process in left if kill_exactly(process))
         time.sleep(_PAUSE_S)

@@ -100,8 +100,7 @@ class WarmProcess:
         """Serve the commands of one pipe and report to another."""
         self._commands = LineReader(commands)
         self._events = events
-        self._ranks: dict[int, int] = {}
-        self._trial: str | None = None
+        self._ranks: dict[int, tuple[str, int]] = {}
         self._wakeup = _wake_on_dead_child()
 
     def serve(self) -> Rank | None:
@@ -143,12 +142,12 @@ class WarmProcess:
         self._emit("warm", pid=os.getpid(), preload_s=time.monotonic() - start_s, threads=threads)
 
     def _launch(self, launch: dict[str, Any]) -> Rank | None:
-        self._trial = launch["trial"]
+        trial = launch["trial"]
         start_s = time.monotonic()
         try:
             logs = {rank: _open_log(launch["log_folder"], rank) for rank in launch["ranks"]}
         except OSError as error:
-            self._emit("launch_failed", trial=self._trial, detail=f"cannot open a rank's log: {error}")
+            self._emit("launch_failed", trial=trial, detail=f"cannot open a rank's log: {error}")
             return None
         sys.stdout.flush()
         warm_pid = os.getpid()
@@ -157,11 +156,11 @@ class WarmProcess:
             if pid == 0:
                 self._become_rank(warm_pid, logs[rank])
                 return Rank(launch, rank, self._events)
-            self._ranks[pid] = rank
+            self._ranks[pid] = (trial, rank)
         for log in logs.values():
             os.close(log)
-        pids = {str(rank): pid for pid, rank in self._ranks.items()}
-        self._emit("launched", trial=self._trial, pids=pids, fork_s=time.monotonic() - start_s)
+        pids = {str(rank): pid for pid, (of_trial, rank) in self._ranks.items() if of_trial == trial}
+        self._emit("launched", trial=trial, pids=pids, fork_s=time.monotonic() - start_s)
         return None
 
     def _become_rank(self, warm_pid: int, log: int) -> None:
@@ -182,7 +181,8 @@ class WarmProcess:
     def _report_exits(self) -> None:
         for pid, code in reap_children().items():
             if pid in self._ranks:
-                self._emit("rank_exit", trial=self._trial, rank=self._ranks.pop(pid), code=code, time_s=time.time())
+                trial, rank = self._ranks.pop(pid)
+                self._emit("rank_exit", trial=trial, rank=rank, code=code, time_s=time.time())
 
     def _emit(self, event: str, **fields: Any) -> None:
         os.write(self._events, to_line({"event": event, **fields}))

@@ -115,6 +115,13 @@ def _recomputed_bias(workload: Workload, config: TrialConfig) -> Violation | Non
     )
 
 
+def _needs_einops(workload: Workload, config: TrialConfig) -> Violation | None:
+    for name in ("num_distributed_optimizer_instances", "hierarchical_context_parallel_sizes"):
+        if name in config.changed():
+            return _refusal(name, f"{name} makes Megatron split its groups with einops, which the ranks' Python need not have")
+    return None
+
+
 def _unbuilt_model(workload: Workload, config: TrialConfig) -> Violation | None:
     for shape in ("multi_latent_attention", "mtp_num_layers"):
         if getattr(workload.model, shape, None):
@@ -122,4 +129,9 @@ def _unbuilt_model(workload: Workload, config: TrialConfig) -> Violation | None:
     return None
 
 
-_RULES: tuple[Callable[[Workload, TrialConfig], Violation | None], ...] = (_moe_act, _recomputed_bias, _unbuilt_model)
+_RULES: tuple[Callable[[Workload, TrialConfig], Violation | None], ...] = (
+    _moe_act,
+    _recomputed_bias,
+    _needs_einops,
+    _unbuilt_model,
+)

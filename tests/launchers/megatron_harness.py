@@ -21,6 +21,7 @@ from typing import Any
 from launchers.base import RankContext, Rendezvous
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from search_spaces.config import TrialConfig
+from search_spaces.model import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 TRIAL_LIMIT_S = 30
@@ -49,13 +50,13 @@ class WarmTrials:
         self._process = process
         self._references: dict[str, Run] = {}
 
-    def reference(self, job: dict[str, Any]) -> Run:
-        """The same workload on one rank without any parallelism."""
-        defaults = TrialConfig(precision=job["knobs"]["precision"]).model_dump(mode="json")
-        alone = {**job, "world_size": 1, "knobs": defaults}
-        key = json.dumps(alone)
+    def reference(self, workload: Workload, config: TrialConfig, *, steps: int, seed: int) -> Run:
+        """The same workload in the same precision on one rank, without any parallelism."""
+        alone = workload.model_copy(update={"world_size": 1})
+        job = MegatronCoreLauncher().job(alone, TrialConfig(precision=config.precision), steps=steps, seed=seed)
+        key = json.dumps(job)
         if key not in self._references:
-            self._references[key] = self.run(alone)
+            self._references[key] = self.run(job)
         return self._references[key]
 
     def run(self, job: dict[str, Any]) -> Run:

@@ -101,7 +101,7 @@ def test_random_legal_mixes_train_as_one_rank_does() -> None:
         for seed in range(MIXES):
             workload, config = _mix(seed)
             job = launcher.job(workload, config, steps=2, seed=seed)
-            run, expected = trials.run(job), trials.reference(job).losses
+            run, expected = trials.run(job), trials.reference(workload, config, steps=2, seed=seed).losses
             losses = [step["loss"] for step in run.steps]
             if run.errors or losses != pytest.approx(expected, rel=TOLERANCE[config.precision]):
                 failures.append(f"seed {seed}: {config.changed()} {workload.model}: {losses} is not {expected} {run.errors[:1]}")

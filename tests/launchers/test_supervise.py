@@ -233,6 +233,14 @@ def test_a_process_that_cannot_be_killed_is_reported(monkeypatch):
     assert ended.survivors == ("rank (pid 4711, state D)",)
 
 
+def test_the_dead_are_collected_after_the_last_look(monkeypatch):
+    """One that died between a collection and the look that found nobody would else be met, and reported, in the next trial."""
+    done = []
+    monkeypatch.setattr("launchers.process_tree.descendants", lambda _root: done.append("look") or [])
+    end_descendants(1, limit_s=1.0, reap=lambda: done.append("collect"))
+    assert done[-1] == "collect"
+
+
 def test_a_process_is_known_by_its_start_time_too():
     process = read_process(os.getpid())
     assert is_alive(process.key)
