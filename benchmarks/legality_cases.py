@@ -393,7 +393,7 @@ FIELDS: dict[str, Any] = {
     "moe_router_group_topk": (None, 1, 2, 3, 9),
     "add_bias_linear": _SWITCH,
     "mtp_num_layers": (None, 0, 1, 2),
-    "max_position_embeddings": (None, 1024, 8192, 16384),
+    "max_position_embeddings": (1024, 8192, 16384),
     "recompute_granularity": (None, "full", "selective"),
     "recompute_method": (None, "uniform", "block"),
     "recompute_num_layers": (None, 1, 2, 5, 100),

@@ -2,8 +2,8 @@
 
 What is asked: `TransformerConfig`, `initialize_model_parallel` under torch's fake process group, the micro-batch calculator,
 the DDP and optimiser configs, layer allocation, the model build on the meta device for the first and last stage, the interleaved
-schedule's own checks, and the checks of the first step that need no kernel. The wheel has no `megatron.training`: with the path of a
-Megatron-LM checkout of the same version its `validate_args` is asked first, without it the launcher's part is done here.
+schedule's own checks, and the checks of the first step that need no kernel. The wheel has no `megatron.training`: with the path of
+a Megatron-LM checkout of the same version its `validate_args` is asked first, without it the launcher's part is done here.
 
     python benchmarks/megatron_016_oracle.py [--megatron-lm PATH] < cases.jsonl > verdicts.jsonl
 
@@ -121,9 +121,10 @@ class _Oracle:
     def _from_arguments(self) -> Any:
         """The configuration of a launch script: its parser, its checks, its translation."""
         self.stage = "arguments"
-        import megatron
-
-        megatron.__path__.append(os.path.join(str(self.megatron_lm), "megatron"))
+        kernels = types.ModuleType("kernels that need triton")
+        kernels.enable_batch_invariant_mode = lambda: None  # type: ignore[attr-defined]
+        sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = kernels
+        sys.path.append(str(self.megatron_lm))  # last, so that the wheel's megatron.core stays the one
         from megatron.training import arguments
 
         sys.argv = ["pretrain_gpt.py", *self._argv()]
@@ -285,7 +286,6 @@ class _Oracle:
         """DDP and optimiser configs, as far as they can be built without Transformer Engine."""
         self.stage = "optimizer"
         import torch
-
         from megatron.core.distributed import DistributedDataParallelConfig
         from megatron.core.optimizer import OptimizerConfig
 
@@ -418,7 +418,11 @@ class _Oracle:
         vpp = self.sizes["vpp"]
         sends = types.SimpleNamespace(pp_group=group, config=self.config, virtual_pipeline_model_parallel_size=vpp)
         plain_zeros = torch.zeros
-        torch.zeros = lambda *sizes, device=None, **options: plain_zeros(*sizes, **options)
+
+        def zeros_on_cpu(*sizes: Any, device: Any = None, **options: Any) -> Any:
+            return plain_zeros(*sizes, **options)
+
+        torch.zeros = zeros_on_cpu
         schedules.get_model_type = model_type
         try:
             schedules.forward_backward_pipelining_with_interleaving(

@@ -38,7 +38,8 @@ def model_argv(model: ModelSpec) -> list[str]:
     argv: list[str] = []
     for name in _MODEL_VALUES:
         value = getattr(model, name)
-        if value is not None and (model.is_moe or not name.startswith("moe_")):
+        unused = not model.is_moe and value == type(model).model_fields[name].default
+        if value is not None and not (unused and name.startswith("moe_")):
             argv += [_flag(name), _layer_list(value) if isinstance(value, tuple) else str(value)]
     for name in _MODEL_SWITCHES:
         if getattr(model, name):

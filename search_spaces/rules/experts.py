@@ -77,15 +77,16 @@ def router_groups(c: Columns) -> Finding:
     """Group-limited routing divides the experts into groups (transformer_config.py; moe/moe_utils.py group_limited_topk)."""
     model = c.model
     groups, chosen = model.moe_router_num_groups, model.moe_router_group_topk
-    if not chosen or not model.num_experts:
+    experts = model.num_experts
+    if not chosen:
         return always(False, "")
-    misfit = not groups or model.num_experts % groups != 0 or chosen > groups or model.moe_router_topk % chosen != 0
+    misfit = not groups or not experts or experts % groups != 0 or chosen > groups or model.moe_router_topk % chosen != 0
     return always(
         misfit,
         "moe_router_group_topk={chosen} of moe_router_num_groups={groups} does not fit num_experts={experts} and topk={topk}",
         chosen=chosen,
         groups=groups,
-        experts=model.num_experts,
+        experts=experts,
         topk=model.moe_router_topk,
     )
 
