@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -17,9 +17,9 @@ from search_spaces.normalise import normalise
 from search_spaces.space import SearchSpace
 
 
-def candidate_table(spec: StudySpec, pool: PoolSpec) -> CandidateTable:
+def candidate_table(spec: StudySpec, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> CandidateTable:
     """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value."""
-    return SearchSpace(spec.workload(pool), spec.search, base=spec.baseline).table()
+    return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
 
 
 def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:

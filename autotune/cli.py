@@ -92,17 +92,36 @@ def init(
 
 @app.command()
 @_friendly
-def check(study: StudyFile, as_json: AsJson = False) -> None:
-    """Count a study's legal candidates and the refusals by rule, before any trial."""
-    from autotune.check import check_study, check_table
+def check(
+    study: Annotated[str | None, typer.Argument(help="Study file, or `quickstart`; not with --jsonl", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="knob=value of one configuration, on the baseline")] = None,
+    argv: Annotated[str | None, typer.Option(help="One configuration as Megatron-LM arguments, in one string")] = None,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Read a case a line from standard input, write a verdict a line")] = False,
+    megatron: Annotated[str | None, typer.Option(help="Rules of 0.16 or 0.19; none = the installed, 0.19 for --jsonl")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count a study's legal candidates and the refusals by rule, or explain one configuration, before any trial."""
+    from autotune import check as checks
     from autotune.spec import load_study, study_file
 
-    checked = check_study(load_study(study_file(study)))
+    version = checks.rules_of(megatron)
+    if jsonl:
+        from search_spaces.check import run_jsonl
+
+        sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
+        return
+    if study is None:
+        raise SpecError(
+            "STUDY", None, "no study file given", "`autotune check study.yaml`, or --jsonl with cases on standard input"
+        )
+    spec = load_study(study_file(study))
+    one = checks.configuration(spec, settings or [], argv) if settings or argv is not None else None
+    checked = checks.check_one(spec, one, version) if one else checks.check_study(spec, version)
     if as_json:
-        _print_json([pool.to_dict() for pool in checked])
+        _print_json(checked.to_json())
     else:
-        console.print(check_table(checked))
-    if not all(pool.legal for pool in checked):
+        console.print(checked.for_person(), soft_wrap=True)
+    if not checked.ok:
         raise typer.Exit(1)
 
 

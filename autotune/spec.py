@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -134,15 +135,25 @@ class StudySpec(_Part):
             SearchSpace(self.workload(pool), self.search, base=self.baseline)
         return self
 
-    def workload(self, pool: PoolSpec) -> Workload:
-        """What is trained on `pool`."""
+    def workload(self, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> Workload:
+        """What is trained on `pool`, under the rules of `megatron`; none = the installed megatron-core's."""
         return Workload(
+            megatron=megatron or installed_megatron(),
             model=self.model,
             world_size=pool.world_size,
             global_batch_size=self.global_batch_size,
             seq_length=self.seq_length,
             device=pool.device,
         )
+
+
+def installed_megatron() -> Literal["0.16", "0.19"]:
+    """The set of rules for the megatron-core that is installed here; the newest where none is."""
+    try:
+        minor = int(importlib.metadata.version("megatron-core").split(".")[1])
+    except importlib.metadata.PackageNotFoundError:
+        return "0.19"
+    return "0.16" if minor < 19 else "0.19"
 
 
 def load_study(path: Path, overrides: dict[str, Any] | None = None) -> StudySpec:
