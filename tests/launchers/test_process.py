@@ -30,7 +30,10 @@ def finish(tree, request, limits=LIMITS, on_event=None):
 
 
 def is_running(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_steps_come_back_and_the_trial_completes(tree, request_of):
@@ -165,7 +168,7 @@ def test_closing_early_ends_the_trial(tree, request_of):
     ranks = [process for process in supervisor.children(recursive=True) if process.pid != tree.warm_pid]
     assert ranks
     trial.close()
-    assert not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks)
+    assert not any(is_running(rank.pid) for rank in ranks)
 
 
 def test_the_warm_process_keeps_to_one_thread(open_tree):
@@ -268,7 +271,7 @@ def test_ranks_in_a_pid_namespace(open_tree, request_of, victim):
         assert not alive
         return
     trial.close()
-    alive = [item for item in psutil.Process(event["guardian_pid"]).children(recursive=True) if item.status() != "zombie"]
+    alive = [item for item in psutil.Process(event["guardian_pid"]).children(recursive=True) if is_running(item.pid)]
     assert len(alive) == 3, "supervisor, prefix and warm process"
     _, end = finish(tree, request_of("steps"))
     assert (end.outcome, tree.preloads) == (Outcome.COMPLETED, 1)

@@ -17,7 +17,7 @@ import pytest
 
 from launchers.outcome import Outcome
 from launchers.process import Limits, RankEnvironment, run_trial
-from launchers.process_tree import Process, end_descendants, is_alive, read_process
+from launchers.process_tree import Process, descendants, end_descendants, is_alive, read_process
 
 PROGRAMS = Path(__file__).parent / "programs"
 ON_PATH = {"PYTHONPATH": str(PROGRAMS / "on_path")}
@@ -35,7 +35,14 @@ def wait_until(condition, limit_s=GONE_S, what="condition"):
 
 
 def alive(processes):
-    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    return [process for process in processes if is_running(process)]
+
+
+def is_running(process):
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def marked(mark):
@@ -226,11 +233,22 @@ def test_a_tree_starts_again_after_its_end(open_tree, request_of):
 
 
 def test_a_process_that_cannot_be_killed_is_reported(monkeypatch):
-    stuck = Process(pid=4711, start_ticks=1, parent=1, state="D", name="rank")
+    stuck = Process(pid=4711, start_ticks=1, parent=1, state="D", num_threads=1, name="rank")
     monkeypatch.setattr("launchers.process_tree.descendants", lambda _root: [stuck])
     monkeypatch.setattr("launchers.process_tree.kill_exactly", lambda _process: True)
     ended = end_descendants(1, limit_s=0.05, reap=lambda: None)
     assert ended.survivors == ("rank (pid 4711, state D)",)
+
+
+def test_a_process_whose_main_thread_alone_has_ended_is_not_dead():
+    """Its leader looks like a zombie, but waits for threads that may hold a GPU, and cannot be collected yet."""
+    sleeper = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    others = {process.key for process in descendants(os.getpid())}
+    child = subprocess.Popen([sys.executable, "-c", f"{sleeper}; ctypes.CDLL(None).pthread_exit(None)"])
+    process = wait_until(lambda: (found := read_process(child.pid)) and found.state == "Z" and found, what="end of the main thread")
+    assert is_alive(process.key)
+    ended = end_descendants(os.getpid(), keep=others, limit_s=5, reap=child.poll)
+    assert (ended.killed, ended.survivors, child.poll()) == (1, (), -signal.SIGKILL)
 
 
 def test_the_dead_are_collected_after_the_last_look(monkeypatch):
