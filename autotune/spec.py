@@ -100,7 +100,7 @@ class StudySpec(_Part):
         search: Knob -> choices.
         budget: When the study ends.
         measurement: How long a trial runs.
-        sampler: Optuna sampler.
+        sampler: Optuna sampler; those that learn from failed trials, and `grid`.
         seed: Seed of the sampler, the weights and the batches.
         storage: Optuna storage URL; none = a journal file in the state folder.
         tracking_uri: MLflow tracking URI; none = SQLite in the state folder.
@@ -166,6 +166,8 @@ class StudySpec(_Part):
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:
     """What is wrong with a knob's choices, and what they may be."""
+    if message.startswith("invalid literal"):
+        message = "the ends of a range must be whole numbers"
     problem = re.sub(r" \([^()]*(\(.*\))?[^()]*\)$", "", message).removeprefix(name).lstrip(": ")
     meaning = f"{name}: {knobs()[name].description}; " if name in TrialConfig.model_fields else ""
     return problem, f"{meaning}give a list of choices, e.g. [{_example(name)}]"

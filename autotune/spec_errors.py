@@ -49,9 +49,12 @@ def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
     details = error.errors()
     first = details[0]
     field = _path(_location(first))
-    others = dict.fromkeys(path for path in (_path(_location(other)) for other in details[1:]) if path != field)
-    problem = _problem(first) + (f"; also wrong: {', '.join(others)}" if others else "")
-    return SpecError(field, _value(first), problem, _hint(first, model))
+    others = dict.fromkeys(path for path in (_path(_location(other)) for other in details[1:]) if not field.startswith(path))
+    problem, advice = _problem(first), _hint(first, model)
+    if _contradicts(first) and (split := re.fullmatch(r"(.*) \((.*)\)", problem)):
+        problem, advice = split.groups()
+    problem += f"; also wrong: {', '.join(others)}" if others else ""
+    return SpecError(field, _value(first), problem, advice)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -86,9 +89,12 @@ def _problem(detail: ErrorDetails) -> str:
 def _value(detail: ErrorDetails) -> object:
     if detail["type"] == _WRONG:
         return detail["ctx"]["value"]
-    # A whole part of the study is no help beside a message that names the fields that contradict each other.
-    contradiction = detail["type"] not in _PROBLEMS and isinstance(detail["input"], dict | BaseModel)
-    return NOTHING if detail["type"] == "missing" or contradiction else detail["input"]
+    return NOTHING if detail["type"] == "missing" or _contradicts(detail) else detail["input"]
+
+
+def _contradicts(detail: ErrorDetails) -> bool:
+    """Whether fields of one part contradict each other: the message names their values, and the whole part is no help."""
+    return detail["type"] not in _PROBLEMS and isinstance(detail["input"], dict | BaseModel)
 
 
 def _hint(detail: ErrorDetails, model: type[BaseModel]) -> str:
