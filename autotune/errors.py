@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from pathlib import Path
 from typing import Final
 
 NOTHING: Final = object()
@@ -24,11 +25,11 @@ class AutotuneError(Exception):
 
 
 class SpecError(AutotuneError):
-    """A study file or option is wrong: field, value (`NOTHING` where there is none to show) and hint. Exit code 2."""
+    """A study file or option is wrong: field, value (shortened unless a path; `NOTHING` where there is none) and hint. Exit code 2."""
 
     def __init__(self, field: str, value: object, problem: str, hint: str = "") -> None:
-        got = "" if value is NOTHING else f" (got {_values.repr(value)})"
-        super().__init__(f"{field}: {problem}{got}", hint)
+        got = repr(str(value)) if isinstance(value, Path) else _values.repr(value)
+        super().__init__(f"{field}: {problem}" + ("" if value is NOTHING else f" (got {got})"), hint)
         self.field = field
         self.value = value
 

@@ -18,7 +18,7 @@ def judge(result: TrialResult, metrics: Mapping[str, float]) -> tuple[Outcome, s
     if "tokens_per_s_per_gpu" not in metrics:
         return Outcome.CRASHED, "no step after the warm-up says how long it took"
     if "loss_last" not in metrics:
-        return Outcome.NAN, f"the loss of step {result.steps[-1].iteration} is {result.steps[-1].loss}"
+        return Outcome.NAN, f"the loss of step {result.steps[-1].iteration} is {result.steps[-1].loss!r}"
     return Outcome.COMPLETED, result.detail
 
 

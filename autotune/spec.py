@@ -226,18 +226,18 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise SpecError("study file", str(path), "is not a text file", _WRITE_ONE) from None
+        raise SpecError("study file", path, "is not a text file", _WRITE_ONE) from None
     except OSError as error:
         problem = f"cannot be read: {(error.strerror or 'error').lower()}"
-        raise SpecError("study file", str(path), problem, f"give the path of a YAML study file; {_WRITE_ONE}") from None
+        raise SpecError("study file", path, problem, f"give the path of a YAML study file; {_WRITE_ONE}") from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError("study file", str(path), f"is not YAML: {_one_line(error)}", _WRITE_ONE) from None
+        raise SpecError("study file", path, f"is not YAML: {_one_line(error)}", _WRITE_ONE) from None
     if data is None:
-        raise SpecError("study file", str(path), "is empty", _WRITE_ONE)
+        raise SpecError("study file", path, "is empty", _WRITE_ONE)
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise SpecError("study file", str(path), "is not a mapping of fields to values", _WRITE_ONE)
+        raise SpecError("study file", path, "is not a mapping of fields to values", _WRITE_ONE)
     return data
 
 

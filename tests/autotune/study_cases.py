@@ -76,9 +76,7 @@ class NoLauncher:
         return Command(("true",), {})
 
 
-def open_pool(
-    spec: StudySpec, storage: BaseStorage | None = None, launcher: NoLauncher | None = None, pool: int = 0
-) -> PoolStudy:
+def open_pool(spec: StudySpec, storage: BaseStorage | None = None, launcher: NoLauncher | None = None, pool: int = 0) -> PoolStudy:
     """One pool's study, in memory where no storage is given."""
     return PoolStudy(spec, spec.pools[pool], launcher or NoLauncher(), storage or InMemoryStorage(), lambda study, record: None)
 
