@@ -141,16 +141,16 @@ def tune(
     """Run a study: real trials until the budget is spent, then the winner against the baseline."""
     from autotune.spec import load_study, study_file
 
-    spec = load_study(
-        study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": trials and {"trials": trials}}
-    )
+    spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command
 
         sys.stdout.write(first_command(spec, folder) + "\n")
     elif detach:
-        folder.write_spec(spec)
+        from autotune.study import prepare_study
+
+        prepare_study(spec, folder)
         _detach(folder, root, address)
     else:
         _run(spec, folder, address, as_json)
@@ -169,7 +169,11 @@ def resume(
     from autotune.spec import override
 
     folder = find_study(study, root)
-    _run(override(folder.read_spec(), {"budget": trials and {"trials": trials}}), folder, address, as_json)
+    _run(override(folder.read_spec(), {"budget": _budget(trials)}), folder, address, as_json)
+
+
+def _budget(trials: int | None) -> dict[str, int] | None:
+    return None if trials is None else {"trials": trials}
 
 
 def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> None:

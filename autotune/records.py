@@ -47,6 +47,11 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where it ran: one entry per node and field."""
+        return {f"node{rank}.{name}": str(value) for rank, node in enumerate(self.nodes) for name, value in node.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:

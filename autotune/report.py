@@ -39,12 +39,24 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
         if record is not None:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
-    return Group(table, Text(_verdict(result, warmup_steps)), Text(_counts(result), style="dim"))
+    failures = [failure_table(result)] if result.best is None and result.records else []
+    return Group(table, Text(_verdict(result, warmup_steps)), *failures, Text(_counts(result), style="dim"))
+
+
+def failure_table(result: PoolResults) -> Table:
+    """How often trials ended in which way, with the last reason of each."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("outcome", "trials", "the last one"):
+        table.add_column(heading)
+    for outcome, count in result.outcomes.most_common():
+        last = [record for record in result.records if record.outcome is outcome][-1]
+        table.add_row(outcome.value, str(count), f"trial {last.number}: {(last.detail.splitlines() or [''])[0]}")
+    return table
 
 
 def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is None:
-        return "No configuration completed."
+        return "No feasible configuration: not one trial completed."
     if result.baseline is None:
         return "The baseline did not complete, so there is nothing to compare the winner with."
     if result.best is result.baseline:

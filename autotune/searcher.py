@@ -17,7 +17,7 @@ from ray.tune.search import Searcher
 from autotune.errors import InfrastructureError
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
-from autotune.pool_study import PoolStudy, Proposal
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
 from autotune.records import TrialResult
 from autotune.spec import StudySpec
 from autotune.trial import RESULT_KEY
@@ -90,7 +90,7 @@ class StudySearcher(Searcher):
         if shown.outcome is Outcome.LOST and not self.stop_reason:
             self._repair(flight)
         self._slots.release(flight.slot)
-        flight.study.finish(flight.proposal, shown, stopped_by_user=bool(self.stop_reason))
+        flight.study.finish(flight.proposal, shown, stopped_by_user=self.stop_reason == STOPPED_BY_USER)
         self._reorder(flight.study)
 
     def save(self, checkpoint_path: str) -> None:

@@ -16,6 +16,7 @@ import yaml
 from autotune.errors import AutotuneError, SpecError
 from autotune.records import TrialRecord
 from autotune.spec import StudySpec, load_study
+from autotune.storage import absolute_url
 
 DEFAULT_ROOT = Path(".autotune")
 _SPEC = "study.yaml"
@@ -39,9 +40,13 @@ class StateFolder:
         return self.path / "trials"
 
     def write_spec(self, spec: StudySpec) -> None:
-        """Keep the study's spec, so that `resume` needs no other file."""
+        """Keep the study's spec, so that `resume` needs no other file and works from any folder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.path / _SPEC, yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=False))
+        kept = spec.model_dump(mode="json", exclude_defaults=True)
+        for field in ("storage", "tracking_uri"):
+            if field in kept:
+                kept[field] = absolute_url(kept[field])
+        _write(self.path / _SPEC, yaml.safe_dump(kept, sort_keys=False))
 
     def read_spec(self) -> StudySpec:
         """The kept spec.
@@ -84,8 +89,10 @@ class StateFolder:
                 ) from None
             me = {"pid": os.getpid(), "process_started_s": psutil.Process().create_time(), "started_s": time.time()}
             _write(self.path / _DRIVER, json.dumps(me))
-            yield
-            (self.path / _DRIVER).unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                (self.path / _DRIVER).unlink(missing_ok=True)
 
 
 def find_study(text: str, root: Path = DEFAULT_ROOT) -> StateFolder:

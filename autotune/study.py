@@ -59,6 +59,18 @@ def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[Pool
     return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
 
 
+def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
+    """Check that the study can be opened, and keep its spec, so that another process can go on with it.
+
+    Raises:
+        AutotuneError: where another driver runs it, or the storage holds something else under its name.
+    """
+    load_launcher(spec.launcher)
+    with folder.locked():
+        open_studies(spec, folder, lambda study, record: None)
+        folder.write_spec(spec)
+
+
 def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, address: str | None = None) -> list[PoolResults]:
     """Run, or go on with, a study until every pool has ended.
 
@@ -74,8 +86,8 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
+    load_launcher(spec.launcher)  # a wrong name must show before anything is made
     with folder.locked():
-        folder.write_spec(spec)
         tracker = Tracker(spec.tracking_uri, folder.path)
         try:
             return _run(spec, folder, listener, tracker, address)
@@ -91,6 +103,8 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, on_record)
+    # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
+    folder.write_spec(spec)
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
