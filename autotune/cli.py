@@ -138,7 +138,7 @@ def tune(
     print_command: Annotated[bool, typer.Option("--print-command", help="Show trial 1's exact command and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a study: real trials until the budget is spent, then the winner against the baseline."""
+    """Run a study: real trials until the budget is spent, then the winner against the baseline. Ctrl-C ends it cleanly (130)."""
     from autotune.spec import load_study, study_file
 
     spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
@@ -177,8 +177,10 @@ def _budget(trials: int | None) -> dict[str, int] | None:
 
 
 def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> None:
+    from autotune.pool_study import STOPPED_BY_USER
     from autotune.progress import Progress
     from autotune.report import final_report, results_json
+    from autotune.stop_signals import EXIT_CODE
     from autotune.study import run_study
 
     with Progress(_errors if as_json else console, spec.budget) as progress:
@@ -190,6 +192,8 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         console.print(
             f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
         )
+    if any(result.end_reason == STOPPED_BY_USER for result in results):
+        raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):
         raise typer.Exit(1)
 

@@ -1,15 +1,10 @@
-"""The part of a study that runs on Ray: slots, one Tuner, signals. Import it only inside a `RaySession`."""
+"""The part of a study that runs on Ray: slots and one Tuner. Import it only inside a `RaySession`."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from ray import tune
 from ray.tune.error import TuneError
@@ -17,10 +12,11 @@ from ray.tune.error import TuneError
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
 from autotune.placement import Slots
-from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
+from autotune.pool_study import PoolStudy, Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
 from autotune.spec import StudySpec
+from autotune.stop_signals import StopSignals, end_process
 from autotune.trial import MegatronTrial
 from launchers.base import Launcher
 
@@ -36,22 +32,23 @@ def drive(
     session: RaySession,
     studies: list[PoolStudy],
     on_launch: Callable[[PoolStudy, Proposal], None],
+    stop: StopSignals,
 ) -> None:
-    """Let Ray Tune run the studies' trials until every study has ended.
+    """Let Ray Tune run the studies' trials until every study has ended, or the user stops them.
 
     Raises:
+        KeyboardInterrupt: where the user stops it before the first trial.
         InfrastructureError: where a pool's nodes cannot be had or Ray Tune fails.
     """
-    slots = Slots(session, spec.name)
-    try:
-        for study in studies:
-            if not study.end_reason:
-                slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool)))
-        searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch)
-        with session.watched(_give_up), _signals(searcher, slots.end_all):
+    with session.watched(_give_up), Slots(session, spec.name) as slots:
+        stop.arm()  # Ray has set a SIGTERM handler of its own
+        with stop.interruptible():
+            for study in studies:
+                if not study.end_reason:
+                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool)))
+        searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
+        with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")
-    finally:
-        slots.close()
 
 
 def _fit(searcher: StudySearcher, scratch: Path) -> None:
@@ -67,36 +64,7 @@ def _fit(searcher: StudySearcher, scratch: Path) -> None:
         raise InfrastructureError(f"Ray Tune ended: {error}", "`autotune resume` goes on with the study") from error
 
 
-@contextmanager
-def _signals(searcher: StudySearcher, end_trials: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM, SIGHUP) ends running trials and the study cleanly, the second one the process at once."""
-    asked = threading.Event()
-
-    def handler(_number: int, _frame: FrameType | None) -> None:
-        if asked.is_set():
-            # The session guard and the supervisors end what is left.
-            os._exit(130)
-        searcher.stop_reason = STOPPED_BY_USER
-        asked.set()
-
-    def stopper() -> None:
-        asked.wait()
-        if searcher.stop_reason:
-            end_trials()
-
-    thread = threading.Thread(target=stopper, name="stop-on-signal", daemon=True)
-    thread.start()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-        asked.set()
-
-
 def _give_up(what: str) -> None:
     """Ray itself is gone, and calls into it would block: end now; the storage is safe, `resume` closes what is open."""
     print(f"error: {what}; `autotune resume` goes on with the study", file=sys.stderr, flush=True)
-    os._exit(1)
+    end_process(1)

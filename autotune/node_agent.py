@@ -10,15 +10,20 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from autotune.session_guard import SESSION_VARIABLE
 from launchers.base import Rendezvous, StepRecord
 from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, TrialEnd, run_trial
 from search_spaces.hardware import PoolSpec
+
+_ALL = "*"
+_END_S = 25.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,10 @@ class NodeAgent:
         self._context = ray.get_runtime_context()
         self._check_labels()
         self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.pool.device == "cuda" else []
-        self._stop = threading.Event()
+        self._stopped = ""
+        self._running = threading.Lock()
+        # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
+        os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=os.getppid())
         self._supervised.start()
 
@@ -115,17 +123,33 @@ class NodeAgent:
             ranks=tuple(range(first, first + pool.gpus_per_node)),
             log_folder=request.log_folder,
         )
-        self._stop.clear()
-        yield from run_trial(self._supervised, launch, request.limits, stop=self._stop.is_set)
+        # The trial before this one may still be ending where the Tune worker that waited for it has died.
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
+            yield from run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
 
-    def stop(self) -> None:
-        """End the running trial, if there is one; its `run` then reports STOPPED. Called while `run` is going on."""
-        self._stop.set()
+    def stop(self, trial: str) -> None:
+        """End that trial, also one whose `run` is still to come, and wait for its end; its `run` reports STOPPED.
+
+        Raises:
+            RuntimeError: where it does not end.
+        """
+        self._stopped = trial
+        with self._one_trial(f"{trial} did not end"):
+            return
 
     def close(self) -> None:
         """End everything that this agent started."""
-        self._stop.set()
+        self.stop(_ALL)
         self._supervised.close()
+
+    @contextmanager
+    def _one_trial(self, problem: str) -> Iterator[None]:
+        if not self._running.acquire(timeout=_END_S):
+            raise RuntimeError(f"{problem} within {_END_S:g} s")
+        try:
+            yield
+        finally:
+            self._running.release()
 
     def _check_labels(self) -> None:
         seen = self._context.get_node_labels()

@@ -8,22 +8,27 @@ Slots that share a node (several pools on one machine) take turns.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup, NodeAgent
-from autotune.ray_session import RaySession
+from autotune.ray_session import RaySession, pool_labels
 from search_spaces.hardware import PoolSpec
 
 log = logging.getLogger(__name__)
 _PLACEMENT_TIMEOUT_S = 120.0
 _AGENT_TIMEOUT_S = 120.0
+_ANSWER_S = 30.0
+_END_S = 30.0
+_LOOK_S = 1.0
 
 
 @dataclass(eq=False)
@@ -36,6 +41,7 @@ class Slot:
         agents: One actor handle per node; node rank = position.
         node_ids: Ray node ids in the same order.
         leased: Whether a trial runs on it.
+        trial: The trial that was launched last.
         generations: Agents started so far, over all nodes.
     """
 
@@ -44,17 +50,29 @@ class Slot:
     agents: list[Any] = field(default_factory=list)
     node_ids: list[str] = field(default_factory=list)
     leased: bool = False
+    trial: str = ""
     generations: int = 0
 
 
 class Slots:
-    """All slots of a study."""
+    """All slots of a study; leaving it ends them."""
 
     def __init__(self, session: RaySession, study_id: str) -> None:
         self._session = session
         self._study_id = study_id
         self._slots: list[Slot] = []
         self._setups: dict[str, AgentSetup] = {}
+
+    def __enter__(self) -> Self:
+        """Nothing is reserved yet."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End all agents and give the nodes back."""
+        self._ask_all("close", [(slot, ()) for slot in self._slots])
+        for slot in self._slots:
+            remove_placement_group(slot.group)
+        self._slots.clear()
 
     def open(self, setup: AgentSetup) -> Slot:
         """Reserve a pool's nodes and start an agent on each.
@@ -64,7 +82,7 @@ class Slots:
         """
         pool, labels = setup.pool, setup.labels
         nodes = _matching_nodes(pool, labels)
-        bundle = _bundle(pool, nodes, sharers=len(self._session.pools) if self._session.private else 1)
+        bundle = _bundle(pool, nodes, sharers=_sharers(nodes, self._session.pools))
         group = placement_group(
             [bundle] * pool.nodes,
             strategy="STRICT_SPREAD",
@@ -99,18 +117,13 @@ class Slots:
         slot.leased = False
 
     def end_trial(self, slot: Slot) -> None:
-        """End whatever still runs on the slot's living agents."""
-        for agent in slot.agents:
-            try:
-                ray.get(agent.stop.remote(), timeout=10.0)
-            except (RayError, GetTimeoutError) as error:
-                log.warning("pool %s: an agent did not end its trial: %s", slot.pool.name, error)
+        """End what still runs on the slot; an agent that does not end it is killed, and its supervisor then ends it."""
+        for agent in self._ask_all("stop", [(slot, (slot.trial,))]):
+            ray.kill(agent)
 
     def end_all(self) -> None:
         """End what runs on every leased slot."""
-        for slot in self._slots:
-            if slot.leased:
-                self.end_trial(slot)
+        self._ask_all("stop", [(slot, (slot.trial,)) for slot in self._slots if slot.leased])
 
     def repair(self, slot: Slot) -> None:
         """Start a new agent for each dead one.
@@ -120,22 +133,26 @@ class Slots:
         """
         for rank, agent in enumerate(slot.agents):
             try:
-                ray.get(agent.describe.remote(), timeout=_AGENT_TIMEOUT_S)
-            except (RayError, GetTimeoutError):
+                ray.get(agent.describe.remote(), timeout=_ANSWER_S)
+            except RayError:
                 log.warning("pool %s: agent of node %d is gone; starting another", slot.pool.name, rank)
                 ray.kill(agent)
                 self._start_agent(slot, rank)
 
-    def close(self) -> None:
-        """End all agents and give the nodes back."""
-        for slot in self._slots:
-            for agent in slot.agents:
-                try:
-                    ray.get(agent.close.remote(), timeout=10.0)
-                except (RayError, GetTimeoutError) as error:
-                    log.warning("pool %s: an agent did not close: %s", slot.pool.name, error)
-            remove_placement_group(slot.group)
-        self._slots.clear()
+    def _ask_all(self, method: str, calls: list[tuple[Slot, tuple[str, ...]]]) -> list[Any]:
+        """Call a method of all agents of these slots at once; the agents that gave no answer in time."""
+        asked = [(slot, agent, getattr(agent, method).remote(*values)) for slot, values in calls for agent in slot.agents]
+        deadline_s = time.monotonic() + _END_S
+        silent = []
+        for slot, agent, answer in asked:
+            try:
+                ray.get(answer, timeout=max(0.0, deadline_s - time.monotonic()))
+            except ActorDiedError:
+                continue  # then the supervisor ends what it had started
+            except RayError as error:
+                log.warning("pool %s: an agent did not %s: %s", slot.pool.name, method, error)
+                silent.append(agent)
+        return silent
 
     def _start_agent(self, slot: Slot, rank: int) -> None:
         bundle = slot.group.bundle_specs[rank]
@@ -149,13 +166,24 @@ class Slots:
             )
             .remote(self._setups[slot.pool.name])
         )
-        try:
-            node_id = ray.get(agent.describe.remote(), timeout=_AGENT_TIMEOUT_S)["node_id"]
-        except (RayError, GetTimeoutError) as error:
-            raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
+        node_id = self._await_agent(slot, rank, agent)
         slot.agents[rank : rank + 1] = [agent]
         slot.node_ids[rank : rank + 1] = [node_id]
         slot.generations += 1
+
+    def _await_agent(self, slot: Slot, rank: int, agent: Any) -> str:
+        """The node that the new agent is on. Waits no longer than there are enough nodes: a lost one comes back rarely."""
+        answer = agent.describe.remote()
+        deadline_s = time.monotonic() + _AGENT_TIMEOUT_S
+        while not ray.wait([answer], timeout=_LOOK_S)[0]:
+            _matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
+            if time.monotonic() > deadline_s:
+                raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank} within {_AGENT_TIMEOUT_S:.0f} s")
+        try:
+            node_id: str = ray.get(answer)["node_id"]
+        except RayError as error:
+            raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
+        return node_id
 
 
 def _matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, Any]]:
@@ -180,9 +208,14 @@ def _matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, An
     return nodes
 
 
+def _sharers(nodes: list[dict[str, Any]], pools: tuple[PoolSpec, ...]) -> int:
+    """The study's pools that some of these nodes belong to."""
+    return sum(any(pool_labels(pool).items() <= node["Labels"].items() for node in nodes) for pool in pools)
+
+
 def _bundle(pool: PoolSpec, nodes: list[dict[str, Any]], sharers: int) -> dict[str, float]:
     """A whole node: all CPUs that every matching node has (an equal share where pools share one machine), and its GPUs."""
-    cpus = min(node["Resources"].get("CPU", 0.0) for node in nodes) / sharers
+    cpus = min(node["Resources"].get("CPU", 0.0) for node in nodes) // sharers  # Ray takes whole numbers above 1
     bundle = {"CPU": cpus}
     if pool.device == "cuda":
         bundle["GPU"] = float(pool.gpus_per_node)

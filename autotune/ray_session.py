@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ import psutil
 
 from autotune import session_guard
 from autotune.errors import InfrastructureError
+from autotune.probes import amd_gpus, nvidia_gpus
 from autotune.session_guard import SESSION_VARIABLE
 from search_spaces.hardware import PoolSpec
 
@@ -129,6 +132,8 @@ class RaySession:
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 # Ray's own switch for single-machine use: every daemon binds to loopback.
                 "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                # Ray's processes keep their start environment readable, by which the session guard knows them.
+                "SPT_NOENV": "1",
                 "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             }
         )
@@ -139,19 +144,20 @@ class RaySession:
         import ray
 
         self._cleanup.callback(ray.shutdown)
-        ray.init(
-            address="local",
-            namespace=NAMESPACE,
-            num_cpus=max(os.cpu_count() or 1, len(self.pools)),
-            num_gpus=len(gpus),
-            labels=_private_labels(self.pools),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="error",
-            _temp_dir=str(folder),
-            _node_ip_address="127.0.0.1",
-        )
+        with _terminal_left_to_us():
+            ray.init(
+                address="local",
+                namespace=NAMESPACE,
+                num_cpus=max(os.cpu_count() or 1, len(self.pools)),
+                num_gpus=len(gpus),
+                labels=_private_labels(self.pools),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="error",
+                _temp_dir=str(folder),
+                _node_ip_address="127.0.0.1",
+            )
 
     def _join(self) -> None:
         import ray
@@ -171,9 +177,16 @@ class RaySession:
             return self._gpus
         listed = os.environ.get("CUDA_VISIBLE_DEVICES")
         if listed is not None:
-            return tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
-        most = max(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
-        return tuple(str(index) for index in range(most))
+            gpus = tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
+        else:
+            found = (*nvidia_gpus().gpus, *amd_gpus().gpus)
+            gpus = tuple(str(index) for index, gpu in enumerate(found) if not gpu.mig)
+        # Pools of one machine take turns, so each gets the GPUs that it wants from the beginning of the list on.
+        wanted = sum(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
+        return tuple(itertools.islice(itertools.cycle(gpus), wanted)) if len(gpus) >= self._most_gpus() else gpus
+
+    def _most_gpus(self) -> int:
+        return max(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
 
 
 def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
@@ -187,6 +200,19 @@ def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
                     "give the address of a Ray cluster, or take the labels out of the pools",
                 )
     return labels
+
+
+@contextmanager
+def _terminal_left_to_us() -> Iterator[None]:
+    """Processes started inside ignore a terminal that closes; they get its signals as we do, and a study must end before its Ray.
+
+    Ray itself does the same for Ctrl-C.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -210,7 +236,8 @@ def _temporary_folder() -> Path:
     """A short folder (Unix sockets have 107 characters) named by this process; those of ended processes are removed."""
     root = Path(tempfile.gettempdir())
     for old in root.glob(f"autotune-{os.getuid()}-*"):
-        if not psutil.pid_exists(int(old.name.split("-")[2])):
+        pid = old.name.split("-")[2]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(old, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"autotune-{os.getuid()}-{os.getpid()}-", dir=root))
 

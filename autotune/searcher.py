@@ -6,6 +6,7 @@ Tune asks it for the next trial; it answers with a pool that has a free slot and
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class StudySearcher(Searcher):
     """Multiplexes the pools' studies onto their slots.
 
     Attributes:
-        stop_reason: Why everything stops; empty while it goes on. Set it from any thread.
+        stop_reason: Why nothing more is launched; empty while it goes on.
         in_flight: Running trials by Tune's trial id.
     """
 
@@ -52,6 +53,7 @@ class StudySearcher(Searcher):
         slots: Slots,
         log_root: Path,
         on_launch: Callable[[PoolStudy, Proposal], None],
+        stopped_by_user: threading.Event,
     ) -> None:
         super().__init__()
         self.stop_reason = ""
@@ -62,13 +64,16 @@ class StudySearcher(Searcher):
         self._slots = slots
         self._log_root = log_root
         self._on_launch = on_launch
+        self._stopped_by_user = stopped_by_user
         self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
         self._first_trials: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's config, None where no slot is free now, FINISHED at the end."""
-        if self._deadline_s is not None and time.time() > self._deadline_s:
-            self.stop_reason = self.stop_reason or f"budget: {self._spec.budget.wall_time_s:g} s of wall time"
+        if self._stopped_by_user.is_set():
+            self.stop_reason = STOPPED_BY_USER
+        elif self._deadline_s is not None and time.time() > self._deadline_s:
+            self.stop_reason = f"budget: {self._spec.budget.wall_time_s:g} s of wall time"
         for study in self._studies:
             if self.stop_reason:
                 study.end_reason = study.end_reason or self.stop_reason
@@ -87,10 +92,10 @@ class StudySearcher(Searcher):
         if not isinstance(shown, TrialResult):
             self._slots.end_trial(flight.slot)
             shown = TrialResult(Outcome.LOST, "the Tune worker of this trial died", log_folder=flight.log_folder)
-        if shown.outcome is Outcome.LOST and not self.stop_reason:
+        if shown.outcome is Outcome.LOST and not self._stopped_by_user.is_set():
             self._repair(flight)
         self._slots.release(flight.slot)
-        flight.study.finish(flight.proposal, shown, stopped_by_user=self.stop_reason == STOPPED_BY_USER)
+        flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._reorder(flight.study)
 
     def save(self, checkpoint_path: str) -> None:
@@ -111,17 +116,18 @@ class StudySearcher(Searcher):
         if proposal is None:
             self._slots.release(slot)
             return None
+        slot.trial = f"{study.name}/{proposal.trial.number}"
         folder = self._log_root / study.pool.name / f"trial-{proposal.trial.number:04d}"
         self.in_flight[trial_id] = _InFlight(study, proposal, slot, folder)
         self._on_launch(study, proposal)
-        return {"agents": slot.agents, "request": self._request(study, proposal, folder)}
+        return {"agents": slot.agents, "request": self._request(study, proposal, slot.trial, folder)}
 
-    def _request(self, study: PoolStudy, proposal: Proposal, folder: Path) -> SlotRequest:
+    def _request(self, study: PoolStudy, proposal: Proposal, trial: str, folder: Path) -> SlotRequest:
         measurement = self._spec.measurement
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
         return SlotRequest(
-            trial=f"{study.name}/{proposal.trial.number}",
+            trial=trial,
             program=self._launcher.program,
             job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
             limits=Limits(

@@ -22,6 +22,7 @@ WAIT_S = 30.0
 _RETRY_S = 1.0
 _CONNECT_S = 15
 _BLOCK_BYTES = 65536
+_LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
 
 
 def open_storage(url: str | None, state_folder: Path, *, wait_s: float = WAIT_S, mounts: str | None = None) -> BaseStorage:
@@ -72,6 +73,12 @@ def _check_locks(folder: Path, mounts: str | None) -> None:
             f"({report.detail})",
             "give a state folder on a local disk, or `storage: postgresql://...`",
         )
+
+
+def drop_stale_lock(url: str | None, state_folder: Path) -> None:
+    """Remove the journal lock that a killed driver may have left in the state folder. Call it as the folder's only driver."""
+    if url is None:
+        (state_folder / (JOURNAL_NAME + _LOCK_SUFFIX)).unlink(missing_ok=True)
 
 
 def _open_journal(path: Path) -> BaseStorage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Protocol
 
 from autotune.detect import usable_gpus
@@ -15,7 +16,8 @@ from autotune.records import TrialRecord
 from autotune.results import PoolResults
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.storage import open_storage
+from autotune.stop_signals import StopSignals
+from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
 
@@ -87,15 +89,18 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
     load_launcher(spec.launcher)  # a wrong name must show before anything is made
-    with folder.locked():
+    with StopSignals() as stop, folder.locked():
+        drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
         try:
-            return _run(spec, folder, listener, tracker, address)
+            return _run(spec, folder, listener, tracker, address, stop)
         finally:
             tracker.close(_TRACKER_CLOSE_S)
 
 
-def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None) -> list[PoolResults]:
+def _run(
+    spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None, stop: StopSignals
+) -> list[PoolResults]:
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
         if (best := study.best) is not None and best.number == record.number:
@@ -108,12 +113,11 @@ def _run(spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Trac
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
-        with RaySession(spec.pools, address, _gpus(spec)) as session:
-            for run in runs.values():
-                run.open()
-            # Only now: Ray reads its environment when it is imported.
-            driver = importlib.import_module("autotune.driver")
-            driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched)
+        try:
+            _run_on_ray(spec, folder, listener, address, stop, studies, list(runs.values()))
+        except KeyboardInterrupt:
+            for study in studies:
+                study.end_reason = study.end_reason or STOPPED_BY_USER
     for study in studies:
         study.close()
         runs[study.name].close()
@@ -125,6 +129,25 @@ def _gpus(spec: StudySpec) -> tuple[str, ...]:
     if all(pool.device == "cpu" for pool in spec.pools):
         return ()
     return usable_gpus(spec.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _run_on_ray(
+    spec: StudySpec,
+    folder: StateFolder,
+    listener: Listener,
+    address: str | None,
+    stop: StopSignals,
+    studies: list[PoolStudy],
+    runs: list[_ParentOf],
+) -> None:
+    with ExitStack() as stack:
+        with stop.interruptible():
+            session = stack.enter_context(RaySession(spec.pools, address, _gpus(spec)))
+            for run in runs:
+                run.open()
+        # Only now: Ray reads its environment when it is imported.
+        driver = importlib.import_module("autotune.driver")
+        driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched, stop)
 
 
 class _ParentOf:
@@ -160,10 +183,10 @@ class _ParentOf:
         if self._run_id is None:
             return
         best = self._study.best
-        status = "KILLED" if self._study.end_reason == STOPPED_BY_USER else "FINISHED"
+        status = "FINISHED" if best is not None else "FAILED"
         self._tracker.close_parent(
             self._run_id,
-            status if best is not None else "FAILED",
+            "KILLED" if self._study.end_reason == STOPPED_BY_USER else status,
             metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
             tags={"end_reason": self._study.end_reason, **({"best_trial": str(best.number)} if best else {})},
         )

@@ -46,14 +46,15 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         streams = [
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
-        _follow(agents, streams, merged, deadline_s=launched_s + request.limits.startup_s + request.limits.trial_s + _END_GRACE_S)
+        limit_s = request.limits.startup_s + request.limits.trial_s + _END_GRACE_S
+        _follow(agents, request.trial, streams, merged, deadline_s=launched_s + limit_s)
     except RayError as error:
         merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
     verdict = classify_nodes(merged.verdicts)
     return TrialResult(verdict.outcome, verdict.detail, tuple(merged.steps), launched_s, time.time(), nodes, request.log_folder)
 
 
-def _follow(agents: list[Any], streams: list[Any], merged: _Merged, deadline_s: float) -> None:
+def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
     """Consume all nodes' streams; the first node that fails ends the others."""
     running = list(streams)
     stopped = False
@@ -66,7 +67,7 @@ def _follow(agents: list[Any], streams: list[Any], merged: _Merged, deadline_s: 
         if merged.failed() and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
-            ray.wait([agent.stop.remote() for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
+            ray.wait([agent.stop.remote(trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
 
 
 def _take(stream: Any, running: list[Any], merged: _Merged) -> None:

@@ -1,0 +1,44 @@
+"""Every way in which a configuration can fail, through the whole path: each is told as what it is and costs the next one nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from launchers.outcome import Outcome
+
+SHORT = {"steps": 5, "warmup_steps": 0, "startup_timeout_s": 8, "step_timeout_s": 1.5, "trial_timeout_s": 120}
+# Behaviour of the trial -> its outcome and what the detail must say. The hang is inside a real gloo collective.
+FAULTS = {
+    "complete": (Outcome.COMPLETED, ""),
+    "out_of_memory": (Outcome.OOM, "Tried to allocate 2.00 GiB"),
+    "hang": (Outcome.HUNG, "no step within 1.5 s after step 2"),
+    "not_a_number": (Outcome.NAN, "the loss of step 2 is nan"),
+    "leave": (Outcome.CRASHED, "rank 1: exit code 1"),
+    "silent": (Outcome.TIMEOUT, "no first step within 8 s"),
+}
+
+
+@pytest.fixture
+def ended(new_study):
+    """A study over all of them, with a trial that completes at the end."""
+    study = new_study(launcher="tests.faults.launchers:GlooLauncher", measurement=SHORT, budget={"trials": len(FAULTS) + 1})
+    study.plan(*FAULTS, "complete")
+    study.start()
+    assert study.wait(150) == 0, study.tail()
+    return study
+
+
+def test_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
+    records = ended.records()
+    assert [record.outcome for record in records] == [*(outcome for outcome, _ in FAULTS.values()), Outcome.COMPLETED]
+    for record, (_, detail) in zip(records, FAULTS.values(), strict=False):
+        assert detail in record.detail
+    assert "rank 0 at" in records[2].detail  # where it slept, and where the other one waited for it
+    assert "all_reduce" in (records[2].log_folder / "rank1.log").read_text()
+    worst = min(record.value for record in records if record.outcome is Outcome.COMPLETED)
+    assert all(record.value is not None and record.value <= worst for record in records)
+    assert len({record.environment["node0.pid"] for record in records}) == 1
+    assert {record.environment["node0.supervisors_started"] for record in records} == {"1"}
+    assert [record.environment["node0.preloads"] for record in records[1:]] == ["1"] * len(FAULTS)
+    assert ended.results()[0].end_reason == f"budget: {len(FAULTS) + 1} trials"
+    assert not ended.members()
