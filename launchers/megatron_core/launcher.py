@@ -52,11 +52,7 @@ class MegatronCoreLauncher:
         program = Path(__file__).resolve().parent / "trial.py"
         ranks = f"--nproc-per-node={workload.world_size}"
         argv = ("torchrun", "--standalone", ranks, str(program), str(job_file))
-        return Command(argv, {"OMP_NUM_THREADS": "1"} if workload.device == "cpu" else _CUDA_ENV)
-
-
-# Megatron orders communication before computation by the order of launches, which holds for one connection only.
-_CUDA_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return Command(argv, {"OMP_NUM_THREADS": "1"} if workload.device == "cpu" else {})
 
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:

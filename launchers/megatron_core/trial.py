@@ -56,6 +56,8 @@ def _join(job: Job, context: RankContext) -> Device:
 
 
 def _cuda(local_rank: int) -> Device:
+    # Megatron orders communication before computation by the order of launches, which holds for one connection only.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     torch.cuda.set_device(local_rank)
     return Device(torch.device("cuda", local_rank), torch.cuda.synchronize, torch.cuda.max_memory_allocated)
 
