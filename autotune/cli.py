@@ -274,7 +274,8 @@ def doctor(
 ) -> None:
     """Check this machine: versions, drivers, Ray, GPUs, file system, MLflow and storage; each problem with a fix."""
     from autotune.doctor import examine
-    from autotune.doctor.finding import Status, findings_table
+    from autotune.doctor.finding import Status
+    from autotune.report import findings_table
 
     findings = examine(root, python=python, tracking_uri=tracking_uri, storage=storage)
     if as_json:

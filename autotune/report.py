@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.doctor.finding import Finding, Status
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, speedup
 from launchers.outcome import Outcome
@@ -110,4 +111,17 @@ def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str
         )
     for study, number, config in running:
         table.add_row(study, number, "running", config, "", style="cyan")
+    return table
+
+
+_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Findings for a person, each problem with its fix."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        table.add_row(Text(finding.status, style=_STYLES[finding.status]), finding.name, finding.detail)
+        if finding.fix:
+            table.add_row("", "", Text(f"fix: {finding.fix}", style="yellow"))
     return table

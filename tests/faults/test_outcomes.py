@@ -1,4 +1,4 @@
-"""Every way in which a configuration can fail, through the whole path: each is told as what it is and costs the next one nothing."""
+"""Every way in which a trial can end, through the whole stack: one study, one driver, one agent, one warm process."""
 
 from __future__ import annotations
 
