@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -151,7 +150,8 @@ def tune(
         from autotune.study import prepare_study
 
         prepare_study(spec, folder)
-        _detach(folder, root, address)
+        pid, log = folder.detach(address)
+        console.print(f"running as process {pid}, log in {log}; [bold]autotune status {spec.name}[/bold] shows it")
     else:
         _run(spec, folder, address, as_json)
 
@@ -196,15 +196,6 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):
         raise typer.Exit(1)
-
-
-def _detach(folder: StateFolder, root: Path, address: str | None) -> None:
-    command = [sys.executable, "-m", "autotune.cli", "resume", str(folder.path), "--state", str(root.resolve())]
-    command += ["--address", address] if address else []
-    log = folder.path / "driver.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-    console.print(f"running as process {process.pid}, log in {log}; [bold]autotune status {folder.path.name}[/bold] shows it")
 
 
 @app.command()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +71,15 @@ class StateFolder:
             return known if abs(process.create_time() - known["process_started_s"]) < 1.0 else None
         except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
             return None
+
+    def detach(self, address: str | None) -> tuple[int, Path]:
+        """Go on with the kept study in a process of its own, which survives this terminal; its process id and its log."""
+        command = [sys.executable, "-m", "autotune.cli", "resume", str(self.path)]
+        command += ["--address", address] if address else []
+        log = self.path / "driver.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        return process.pid, log
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -159,7 +159,7 @@ def test_all_ends_with_the_agent(exit_mark, mark, tmp_path, phase):
 def test_trial_ends_but_the_tree_stays(open_tree, request_of, mark, victim):
     tree, _ = started_tree(open_tree, mark)
     pids = {}
-    steps = run_trial(tree, request_of("escape"), LIMITS, lambda event: pids.update(event.get("pids", {})))
+    steps = run_trial(tree, request_of("escape"), LIMITS, on_event=lambda event: pids.update(event.get("pids", {})))
     next(steps)
     next(steps)
     warm_pid = tree.warm_pid
