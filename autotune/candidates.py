@@ -33,6 +33,14 @@ def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, C
     return allowed, refused
 
 
+def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
+    """The choices as JSON keeps them."""
+    return {
+        name: [list(choice) if isinstance(choice, tuple) else choice for choice in choices]
+        for name, choices in table.choices.items()
+    }
+
+
 class Candidates:
     """The candidate table and what of it has been proposed already, refused points included.
 

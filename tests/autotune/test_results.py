@@ -20,7 +20,7 @@ def test_one_name_per_pool_and_node_count():
 
 
 def test_reading_closes_no_trial_and_writes_nothing(tmp_path):
-    spec, folder = study_spec(pools=POOLS), StateFolder(tmp_path)
+    spec, folder = study_spec(pools=POOLS, sampler="grid"), StateFolder(tmp_path)
     study = open_pool(spec, open_storage(None, tmp_path))
     study.finish(study.propose(), completed())
     study.propose()

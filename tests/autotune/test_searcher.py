@@ -46,7 +46,7 @@ class FakeSlots:
 @pytest.fixture
 def made(tmp_path):
     def make(**fields):
-        spec = study_spec(**{"pools": POOLS, **fields})
+        spec = study_spec(**{"pools": POOLS, "sampler": "grid", **fields})
         studies = [open_pool(spec, pool=number) for number in range(len(spec.pools))]
         slots, launched = FakeSlots(), []
         searcher = StudySearcher(
