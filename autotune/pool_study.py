@@ -89,8 +89,7 @@ class PoolStudy:
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts = Attempts()
         self._baseline_due = True
-        self._launched = 0
-        self._running = 0
+        self._launched = self._running = 0
         self._worst: float | None = None
         self._records: list[TrialRecord] = []
         self._reload()
@@ -128,13 +127,15 @@ class PoolStudy:
         if self.end_reason:
             return None
         if self._launched + self._running >= self._spec.budget.trials:
-            return self._end(f"budget: {self._launched} trials")
+            self._end(f"budget: {self._launched} trials")
+            return None
         if retry := self._attempts.next_retry():
             return self._proposal(self._ask(retry[0]), *retry)
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                return self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
+                self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
+                return None
             trial, config, phase = self._draw()
             violations = self.violations(config)
             if not violations:

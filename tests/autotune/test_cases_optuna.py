@@ -212,7 +212,7 @@ def connection_refused(*_args, **_kwargs):
 
 def test_D037_a_server_that_starts_late_is_waited_for(monkeypatch, tmp_path):
     answers = [connection_refused, connection_refused, lambda *args, **kwargs: "storage"]
-    monkeypatch.setattr(storage_module, "RDBStorage", lambda *args, **kwargs: answers.pop(0)(*args, **kwargs))
+    monkeypatch.setattr(storage_module, "RDBStorage", lambda *args, **kwargs: answers.pop(0)())
     monkeypatch.setattr(storage_module, "_RETRY_S", 0.01)
     assert open_storage("postgresql://user:secret@db.example:5432/studies", tmp_path, wait_s=5) == "storage"
 
