@@ -25,7 +25,7 @@ class AutotuneError(Exception):
 
 
 class SpecError(AutotuneError):
-    """A study file or option is wrong: field, value and hint. Exit code 2."""
+    """A study file or option is wrong: field, value (`NOTHING` where there is none) and hint. Exit code 2."""
 
     def __init__(self, field: str, value: object, problem: str, hint: str = "") -> None:
         got = repr(str(value)) if isinstance(value, Path) else _values.repr(value)

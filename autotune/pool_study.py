@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -12,7 +11,7 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
-from autotune.candidates import Candidates, candidate_table, launchable
+from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
 from autotune.judge import infeasibility, judge
 from autotune.metrics import readable, summarise
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
@@ -26,8 +25,6 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
 from search_spaces.normalise import normalise
-
-log = logging.getLogger(__name__)
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
@@ -92,8 +89,7 @@ class PoolStudy:
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts = Attempts()
         self._baseline_due = True
-        self._launched = 0
-        self._running = 0
+        self._launched = self._running = 0
         self._worst: float | None = None
         self._records: list[TrialRecord] = []
         self._reload()
@@ -239,14 +235,18 @@ class PoolStudy:
             value = None
         record = replace(record, value=value)
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
-        if value is None:
-            self._optuna.tell(trial, state=TrialState.FAIL)
-        else:
-            trial.set_constraint(_CONSTRAINT, infeasibility(record))
-            self._optuna.tell(trial, value)
+        self._conclude(trial, record)
         self._remember(record)
         self._on_record(self, record)
         return record
+
+    def _conclude(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        if record.value is None:
+            self._optuna.tell(trial, state=TrialState.FAIL)
+            return
+        if not trial.constraints:
+            trial.set_constraint(_CONSTRAINT, infeasibility(record))
+        self._optuna.tell(trial, record.value)
 
     def _remember(self, record: TrialRecord) -> None:
         self._records.append(record)
@@ -260,12 +260,16 @@ class PoolStudy:
     def _reload(self) -> None:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
         for frozen in self._optuna.get_trials(deepcopy=False):
+            record = record_from_trial(frozen)
             if frozen.state is TrialState.WAITING:
                 # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
                 self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
+            elif not frozen.state.is_finished() and record is not None:
+                # Its driver died between the record and the end.
+                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record)
             elif not frozen.state.is_finished():
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
-            elif (record := record_from_trial(frozen)) is not None:
+            if record is not None:
                 self._take_over(record)
 
     def _take_over(self, record: TrialRecord) -> None:
@@ -285,7 +289,7 @@ class PoolStudy:
     def _fingerprint(self) -> dict[str, object]:
         return {
             "workload": self.workload.model_dump(mode="json"),
-            "choices": {name: [_plain(choice) for choice in choices] for name, choices in self.table.choices.items()},
+            "choices": plain_choices(self.table),
             "baseline": self._baseline.model_dump(mode="json", exclude_defaults=True),
             "launcher": self._spec.launcher,
         }
@@ -294,7 +298,3 @@ class PoolStudy:
         refused = Counter(self.table.refused) + self._launcher_refused
         worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
         return f"no legal candidate: {worst}"
-
-
-def _plain(choice: object) -> object:
-    return list(choice) if isinstance(choice, tuple) else choice

@@ -72,7 +72,8 @@ BAD = {
     ),
     "bad URL": (
         study_data(storage="postgres//host/db"),
-        "storage: is not a URL that can be used here; known: sqlite://, postgresql://, mysql://, journal:// (got 'postgres//host/db')",
+        "storage: is not a URL that can be used here; known: sqlite://, postgresql://, mysql://, journal:// "
+        "(got 'postgres//host/db')",
         "storage: Optuna storage URL; none = a journal file in the state folder.",
     ),
     "not YAML": (
