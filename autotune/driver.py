@@ -45,7 +45,7 @@ def drive(
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:
-                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool)))
+                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool)))
         searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")

@@ -34,11 +34,13 @@ class AgentSetup:
         pool: The pool; its environment says where ranks run.
         preload: Modules that the warm process imports once.
         labels: Labels that the agent's node must carry.
+        gpus: GPUs of the ranks, where pools take turns with them; empty: those that Ray assigns to the agent.
     """
 
     pool: PoolSpec
     preload: tuple[str, ...]
     labels: dict[str, str]
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,18 @@ class NodeAgent:
         self._setup = setup
         self._context = ray.get_runtime_context()
         self._check_labels()
-        self._gpus = [str(gpu) for gpu in ray.get_gpu_ids()] if setup.pool.device == "cuda" else []
+        self._gpus = self._assigned_gpus()
         self._stopped = ""
         self._running = threading.Lock()
         # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=os.getppid())
         self._supervised.start()
+
+    def _assigned_gpus(self) -> list[str]:
+        if self._setup.pool.device == "cpu":
+            return []
+        return list(self._setup.gpus) or [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def _environment(self) -> RankEnvironment:
         pool = self._setup.pool.environment

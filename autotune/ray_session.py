@@ -67,6 +67,7 @@ class RaySession:
         self.pools = pools
         self._address = address
         self._gpus = gpus
+        self._visible: tuple[str, ...] = ()
         self._cleanup = ExitStack()
         self.scratch = _temporary_folder()
 
@@ -125,7 +126,9 @@ class RaySession:
             os.environ[name] = value
 
     def _start_private(self) -> None:
-        gpus = self._visible_gpus()
+        if any(pool.device == "cuda" for pool in self.pools):
+            self._visible = self._gpus if self._gpus is not None else _visible_gpus()
+        gpus = self._shares()
         self._set_environment(
             {
                 "RAY_AUTH_MODE": "token",
@@ -170,23 +173,25 @@ class RaySession:
                 f"no Ray cluster at {self._address}: {error}", "check the address with `ray status --address ...`"
             ) from error
 
-    def _visible_gpus(self) -> tuple[str, ...]:
-        if all(pool.device == "cpu" for pool in self.pools):
-            return ()
-        if self._gpus is not None:
-            return self._gpus
-        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if listed is not None:
-            gpus = tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
-        else:
-            found = (*nvidia_gpus().gpus, *amd_gpus().gpus)
-            gpus = tuple(str(index) for index, gpu in enumerate(found) if not gpu.mig)
-        # Pools of one machine take turns, so each gets the GPUs that it wants from the beginning of the list on.
-        wanted = sum(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
-        return tuple(itertools.islice(itertools.cycle(gpus), wanted)) if len(gpus) >= self._most_gpus() else gpus
+    def gpus_of(self, pool: PoolSpec) -> tuple[str, ...]:
+        """The GPUs of a pool on a private Ray, where pools take turns with the same ones; empty where Ray chooses."""
+        return self._visible[: pool.gpus_per_node] if pool.device == "cuda" else ()
 
-    def _most_gpus(self) -> int:
-        return max(pool.gpus_per_node for pool in self.pools if pool.device != "cpu")
+    def _shares(self) -> tuple[str, ...]:
+        """What Ray may hand out: as many as all pools want together, so that each can hold its own from the start."""
+        wanted = [pool.gpus_per_node for pool in self.pools if pool.device == "cuda"]
+        if len(self._visible) < max(wanted, default=0):
+            return self._visible  # too few: the pool that wants more is refused when its slot is opened
+        return tuple(itertools.islice(itertools.cycle(self._visible), sum(wanted)))
+
+
+def _visible_gpus() -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES allows, else all that the vendors' tools list, those cut by MIG left out."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
+    found = (*nvidia_gpus().gpus, *amd_gpus().gpus)
+    return tuple(str(index) for index, gpu in enumerate(found) if not gpu.mig)
 
 
 def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Every way in which a trial can end, through the whole stack: one study, one driver, one agent, one warm process."""
+"""Every way in which a configuration can fail, through the whole path: told as what it is, at no cost for the next one."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def test_a_detached_study_survives_its_terminal(new_study):
     shown = read_terminal(ours)
     os.close(ours)
     assert "running as process" in shown
-    until(lambda: not study.members(), 90, lambda: (study.state.path / "driver.log").read_text())
+    until(lambda: not study.members(), 90, (study.state.path / "driver.log").read_text)
     assert [record.outcome for record in study.records()] == [Outcome.COMPLETED] * 2
     assert study.results()[0].end_reason == "budget: 2 trials"
     assert "winner" in Path(study.state.path / "driver.log").read_text()

@@ -1,0 +1,256 @@
+"""Several pools in one study: on the labelled nodes of a Ray cluster at once, on one machine in turns."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from autotune.storage import JOURNAL_NAME
+from autotune.tracking.server import tracking_uri_of
+from launchers.outcome import Outcome
+from tests.faults.harness import ROOT, FaultStudy, await_gone, until
+
+MEASUREMENT = {"steps": 4, "warmup_steps": 1, "startup_timeout_s": 150, "step_timeout_s": 60, "trial_timeout_s": 300}
+H100, B200 = {"gpu-kind": "H100"}, {"gpu-kind": "B200"}
+NODES = (
+    {"num_cpus": 1},
+    {"num_cpus": 2, "num_gpus": 6, "labels": {"autotune-pool-small": "yes", **H100}},
+    {"num_cpus": 2, "num_gpus": 4, "labels": {"autotune-pool-large": "yes", **B200}},
+)
+CPU_POOLS = [{"name": "small", "gpu": "cpu", "gpus_per_node": 2}, {"name": "large", "gpu": "cpu", "gpus_per_node": 4}]
+
+
+class RunningCluster:
+    """The cluster's process and its address."""
+
+    def __init__(self, folder):
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": "of-the-test-cluster",
+            "RAY_TMPDIR": str(folder),
+            "FAULTS": str(folder),
+        }
+        command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py")), *map(json.dumps, NODES)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": (folder / "cluster.log").open("wb")}
+        self.process = subprocess.Popen(command, env=self.environment, text=True, start_new_session=True, **pipes)
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, (folder / "cluster.log").read_text()
+
+    def ask(self, line):
+        """Number of living nodes after that command."""
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return int(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = Path("/tmp") / f"rc{os.getpid()}"  # Unix sockets have 107 characters
+    folder.mkdir()
+    running = RunningCluster(folder)
+    yield running
+    running.close()
+    subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+@pytest.fixture
+def study_on(cluster, tmp_path):
+    """Make studies whose driver joins the cluster."""
+    studies = []
+
+    def make(**changes):
+        study = FaultStudy(tmp_path / f"study{len(studies)}", **changes)
+        # Agents and Tune workers are children of the cluster's nodes and see its FAULTS; ranks and the driver see their own.
+        study.environment |= {name: value for name, value in cluster.environment.items() if name.startswith("RAY_")}
+        studies.append(study)
+        return study
+
+    yield make
+    for study in studies:
+        study.close()
+
+
+def labels_of(record):
+    return ast.literal_eval(record.environment["node0.labels"])
+
+
+def gpus_of(record):
+    return ast.literal_eval(record.environment["node0.gpus"])
+
+
+def spans(results):
+    return [(record.started_s, record.ended_s) for record in results.records]
+
+
+@pytest.mark.timeout(400)
+def test_two_cpu_pools_train_megatron_at_the_same_time_on_their_own_nodes(cluster, study_on):
+    study = study_on(launcher="megatron_core", pools=CPU_POOLS, global_batch_size=8, budget={"trials": 2}, measurement=MEASUREMENT)
+    study.start("tune", "--address", cluster.address)
+    assert study.wait(360) == 0, study.tail()
+    small, large = study.results()
+    for results, ranks in ((small, 2), (large, 4)):
+        assert results.outcomes == {Outcome.COMPLETED: 2}, [record.detail for record in results.records]
+        for record in results.records:
+            assert labels_of(record)[f"autotune-pool-{results.pool.name}"] == "yes"
+            assert len(list(record.log_folder.glob("rank*.log"))) == ranks
+    nodes = [{record.environment["node0.node_id"] for record in results.records} for results in (small, large)]
+    assert len(nodes[0] | nodes[1]) == 2
+    assert any(a < d and c < b for a, b in spans(small) for c, d in spans(large))  # at the same time
+    check_mlflow(study)
+    check_best(study, small, large)
+    assert cluster.ask("nodes") == len(NODES)
+
+
+def check_mlflow(study):
+    """One parent run for each pool, and below it that pool's trials."""
+    client = MlflowClient(tracking_uri_of(None, study.state.path))
+    runs = client.search_runs([client.get_experiment_by_name("faults").experiment_id])
+    parents = {run.info.run_id: run.info.run_name for run in runs if "mlflow.parentRunId" not in run.data.tags}
+    children = [run.data.tags["mlflow.parentRunId"] for run in runs if "mlflow.parentRunId" in run.data.tags]
+    assert sorted(parents.values()) == ["large x1", "small x1"]
+    assert sorted(children) == sorted([*parents] * 2)
+
+
+def check_best(study, small, large):
+    best = json.loads(study.run("best", "--json").stdout)
+    assert [pool["pool"] for pool in best["pools"]] == ["small", "large"]
+    assert [pool["best"]["trial"] for pool in best["pools"]] == [small.best.number, large.best.number]
+    faster = max((small, large), key=lambda results: results.best_tokens_per_s)
+    assert best["overall"] == faster.pool.name
+
+
+def test_gpu_pools_get_their_number_of_gpus_and_share_none(cluster, study_on):
+    """On Ray's word for GPUs: no rank touches one."""
+    pools = [
+        {"name": "four", "gpu": "H100", "gpus_per_node": 4, "labels": H100},
+        {"name": "two", "gpu": "H100", "gpus_per_node": 2, "labels": H100},
+        {"name": "other", "gpu": "B200", "gpus_per_node": 4, "labels": B200},
+    ]
+    study = study_on(pools=pools, budget={"trials": 2})
+    study.plan("slow")
+    study.start("tune", "--address", cluster.address)
+    assert study.wait() == 0, study.tail()
+    seen = {}
+    for results in study.results():
+        assert results.outcomes == {Outcome.COMPLETED: 2}, [record.detail for record in results.records]
+        for record in results.records:
+            seen[results.pool.name] = gpus_of(record)
+            assert labels_of(record).items() >= results.pool.labels.items()
+            visible = {path.read_text().strip() for path in record.log_folder.glob("rank*.log")}
+            assert visible == {f"visible: {','.join(gpus_of(record))}"}
+    assert [len(gpus) for gpus in seen.values()] == [4, 2, 4]
+    assert not set(seen["four"]) & set(seen["two"])
+    assert len(set(seen["four"])) == 4
+
+
+def refused(cluster, study, limit_s):
+    study.plan("complete")
+    begin_s = time.monotonic()
+    ended = study.run("tune", "--address", cluster.address)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr
+    print(f"refused after {time.monotonic() - begin_s:.1f} s, Ray and MLflow started")
+    assert time.monotonic() - begin_s < limit_s
+    return ended.stderr
+
+
+def test_C020_a_pool_that_no_node_belongs_to_is_refused_with_the_known_labels(cluster, study_on):
+    pools = [{"name": "typo", "gpu": "B300", "gpus_per_node": 4, "labels": {"gpu-kind": "B300"}}]
+    message = refused(cluster, study_on(pools=pools), 60)
+    assert "gpu-kind=B300" in message
+    assert "gpu-kind=H100" in message
+    assert "gpu-kind=B200" in message
+
+
+def test_C016_more_gpus_than_the_nodes_have_are_refused_before_anything_waits(cluster, study_on):
+    pools = [{"name": "big", "gpu": "B200", "gpus_per_node": 8, "labels": B200}]
+    message = refused(cluster, study_on(pools=pools), 60)
+    assert "needs 8 GPUs on each node; Ray sees [4.0]" in message
+
+
+@pytest.mark.acceptance
+def test_a_killed_driver_leaves_the_cluster_and_none_of_its_processes(cluster, study_on):
+    study = study_on(pools=CPU_POOLS[:1])
+    study.plan("escape")
+    study.start("tune", "--address", cluster.address)
+    study.await_file("mid_trial")
+    members = study.members()
+    assert len(members) == 10  # the driver, the warm process and the trial's 8
+    study.driver.kill()
+    took_s = await_gone(members)
+    print(f"SIGKILL of a driver that had joined a cluster: {len(members)} processes gone after {took_s:.2f} s")
+    assert cluster.ask("nodes") == len(NODES)
+
+
+@pytest.mark.acceptance
+def test_a_node_that_goes_away_ends_only_its_own_pool(cluster, study_on):
+    """The last test on this cluster."""
+    study = study_on(pools=CPU_POOLS, budget={"trials": 16})
+    study.plan("slow")
+    study.start("tune", "--address", cluster.address)
+    until(lambda: (study.state.path / JOURNAL_NAME).exists(), 60, study.tail)
+    until(lambda: sum(bool(results.records) for results in study.results()) == 2, 90, study.tail)
+    assert cluster.ask("remove 2") == len(NODES) - 1
+    begin_s = time.monotonic()
+    assert study.wait(170) == 0, study.tail()
+    small, large = study.results()
+    assert small.end_reason == "budget: 16 trials"
+    assert small.outcomes == {Outcome.COMPLETED: 16}
+    assert large.end_reason.startswith("infrastructure: pool 'large' needs 1 node(s)")
+    assert large.outcomes[Outcome.LOST] == 1
+    stall_s = max(after.ended_s - before.ended_s for before, after in pairwise(small.records))
+    print(
+        f"the other pool ended {time.monotonic() - begin_s:.0f} s later; its longest pause between two trials was {stall_s:.1f} s"
+    )
+
+
+@pytest.mark.parametrize("gpu", ["cpu", "H100"])
+def test_pools_of_one_machine_take_turns(tmp_path, gpu):
+    pools = [{**pool, "gpu": gpu} for pool in CPU_POOLS]
+    study = FaultStudy(tmp_path / "study", pools=pools, budget={"trials": 3})
+    study.environment["CUDA_VISIBLE_DEVICES"] = "4,5,6,7,MIG-1234"
+    study.plan("slow")
+    try:
+        study.start()
+        assert study.wait() == 0, study.tail()
+    finally:
+        study.close()
+    small, large = study.results()
+    assert small.outcomes == large.outcomes == {Outcome.COMPLETED: 3}
+    ordered = sorted(spans(small) + spans(large))
+    assert all(before[1] <= after[0] + 0.5 for before, after in pairwise(ordered))
+    assert [gpus_of(results.records[0]) for results in (small, large)] == (
+        [["4", "5"], ["4", "5", "6", "7"]] if gpu == "H100" else [[], []]
+    )
+
+
+def test_more_gpus_than_this_machine_has_are_refused(tmp_path):
+    study = FaultStudy(tmp_path / "study", pools=[{"name": "big", "gpu": "H100", "gpus_per_node": 64}])
+    study.environment.pop("CUDA_VISIBLE_DEVICES", None)
+    study.plan("complete")
+    try:
+        ended = study.run("tune")
+    finally:
+        study.close()
+    assert ended.returncode == 1
+    assert "needs 64 GPUs on each node; Ray sees" in ended.stderr, ended.stderr
