@@ -79,7 +79,6 @@ def _base(f: _Fields, tied: bool = False, **more: Any) -> Shapes:
         "num_attention_heads": f.need("num_attention_heads", "n_head"),
         "vocab_size": f.need("vocab_size"),
         "untie_embeddings_and_output_weights": not f.get("tie_word_embeddings", default=tied),
-        "max_position_embeddings": f.get("max_position_embeddings", "n_positions"),
     }
     groups = f.get("num_key_value_heads")
     if groups is not None and groups != shapes["num_attention_heads"]:
@@ -189,7 +188,8 @@ def _gpt_neox(f: _Fields) -> Shapes:
 def _gpt2(f: _Fields) -> Shapes:
     """GPT-2: learned positions, tied embeddings."""
     width = f.get("n_inner", default=4 * f.need("n_embd"))
-    return _plain(f, width, tied=True, position_embedding_type="learned_absolute")
+    positions = f.need("n_positions")
+    return _plain(f, width, tied=True, position_embedding_type="learned_absolute", max_position_embeddings=positions)
 
 
 def _falcon(f: _Fields) -> Shapes:
