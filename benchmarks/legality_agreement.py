@@ -15,8 +15,10 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,8 +54,10 @@ def main() -> None:
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     cases = list(sample(options.cases, options.megatron, seed, options.per_rule))
+    random.Random(seed).shuffle(cases)
     print(f"{len(cases)} cases", flush=True)
-    answers = list(_ask(cases, options))
+    asked = [(case, answer) for case, answer in zip(cases, _ask(cases, options), strict=True) if answer is not None]
+    cases, answers = [case for case, _ in asked], [answer for _, answer in asked]
     report = compare(cases, answers, options.megatron, asked_arguments=options.megatron == "0.19" or bool(options.megatron_lm))
     report |= {"seed": seed, "megatron": options.megatron}
     options.json.write_text(json.dumps(report, indent=1, default=str))
@@ -119,24 +123,51 @@ def _only_arguments(doc: str) -> bool:
     return not files or all("arguments.py" in name for name in files)
 
 
-def _ask(cases: list[Case], options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    """The oracle's verdicts in the order of the cases, from several oracles at once."""
+def _ask(cases: list[Case], options: argparse.Namespace) -> list[dict[str, Any] | None]:
+    """The oracle's verdicts in the order of the cases, from several oracles at once; None where time ran out."""
     command = [options.python, str(options.oracle)]
     if options.megatron == "0.16":
         command = [sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")]
         command += ["--megatron-lm", str(options.megatron_lm)] if options.megatron_lm else []
-    shares = [cases[start :: options.workers] for start in range(options.workers)]
-    with ThreadPoolExecutor(options.workers) as pool:
-        answered = list(pool.map(lambda share: list(_oracle(command, share)), shares))
-    return [answered[position % options.workers][position // options.workers] for position in range(len(cases))]
+    return ask_all(command, cases, options.workers, options.seconds)
 
 
-def _oracle(command: list[str], cases: list[Case]) -> Iterator[dict[str, Any]]:
-    """Verdicts of one oracle process."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), "PYTHONWARNINGS": "ignore"}
-    text = "".join(json.dumps(case) + "\n" for case in cases)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, env=env, check=True)
-    yield from (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+def ask_all(command: list[str], cases: list[Case], workers: int, seconds: float | None = None) -> list[dict[str, Any] | None]:
+    """Verdicts from several oracle processes that answer line by line; None for cases that time did not allow."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    answers: list[dict[str, Any] | None] = [None] * len(cases)
+    todo = iter(enumerate(cases))
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONWARNINGS": "ignore",
+        }
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, text=True, env=env, **pipes) as oracle:  # type: ignore[call-overload]
+            while deadline is None or time.monotonic() < deadline:
+                with lock:
+                    position, case = next(todo, (None, None))
+                if position is None:
+                    break
+                oracle.stdin.write(json.dumps(case) + "\n")
+                oracle.stdin.flush()
+                answers[position] = _answer(oracle.stdout)
+            oracle.stdin.close()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+    return answers
+
+
+def _answer(lines: Iterable[str]) -> dict[str, Any]:
+    """The next verdict among whatever else an oracle prints."""
+    for line in lines:
+        if line.startswith("{"):
+            return dict(json.loads(line))
+    raise RuntimeError("the oracle ended without an answer")
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -157,6 +188,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--per-rule", type=int, default=30)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="stop asking after this long")
     parser.add_argument("--python", default=sys.executable, help="Python 3.12 with megatron-core[training] 0.19")
     parser.add_argument("--oracle", type=Path, help="script that asks Megatron 0.19")
     parser.add_argument("--megatron-lm", type=Path, help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well")

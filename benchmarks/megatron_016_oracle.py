@@ -460,7 +460,11 @@ class _Oracle:
             from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
 
             topk_routing_with_score_function(
-                torch.randn(4, config.num_moe_experts), config.moe_router_topk, use_pre_softmax=config.moe_router_pre_softmax
+                torch.randn(4, config.num_moe_experts),
+                config.moe_router_topk,
+                use_pre_softmax=config.moe_router_pre_softmax,
+                num_groups=config.moe_router_num_groups,
+                group_topk=config.moe_router_group_topk,
             )
 
     def _fp8_shapes(self, tokens: int) -> None:

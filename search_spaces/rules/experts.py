@@ -80,9 +80,10 @@ def router_groups(c: Columns) -> Finding:
     experts = model.num_experts
     if not chosen:
         return always(False, "")
-    misfit = not groups or not experts or experts % groups != 0 or chosen > groups or model.moe_router_topk % chosen != 0
+    misfit = not groups or not experts or experts % groups != 0 or chosen > groups
+    crowded = not misfit and model.moe_router_topk // chosen > (experts or 0) // (groups or 1)
     return always(
-        misfit,
+        misfit or crowded,
         "moe_router_group_topk={chosen} of moe_router_num_groups={groups} does not fit num_experts={experts} and topk={topk}",
         chosen=chosen,
         groups=groups,

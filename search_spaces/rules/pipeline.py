@@ -96,7 +96,7 @@ def uneven_stages(c: Columns) -> Finding:
 
 
 def every_stage_has_layers(c: Columns) -> Finding:
-    """No stage gets a negative number of layers. Megatron only checks divisibility: get_num_layers_to_build goes below zero."""
+    """No stage has fewer than no layers; Megatron only checks divisibility (transformer_block.py get_num_layers_to_build)."""
     rest, stages = _middle(c)
     return finding(
         _uneven(c) & (((stages > 0) & (rest < 0)) | (stages < 0)),
@@ -161,7 +161,7 @@ def layout_over_stages(c: Columns) -> Finding:
 
 
 def layout_layers(c: Columns) -> Finding:
-    """A layout has as many transformer and MTP layers as the model (validate_layer_layout)."""
+    """A layout has as many transformer and MTP layers as the model (pipeline_parallel_layer_layout.py)."""
     layers, mtp = c.model.num_layers, c.model.mtp_num_layers or 0
     found = c.layout_number(lambda layout: layout.decoders)
     found_mtp = c.layout_number(lambda layout: layout.mtp)
@@ -176,7 +176,7 @@ def layout_layers(c: Columns) -> Finding:
 
 
 def layout_mtp_stage(c: Columns) -> Finding:
-    """All MTP layers lie in one stage, and that is its rank's last virtual stage (validate_layer_layout)."""
+    """All MTP layers lie in one stage, and that is its rank's last virtual stage (pipeline_parallel_layer_layout.py)."""
     stages = c.layout_number(lambda layout: len(layout.stages))
     holders = c.layout_number(lambda layout: len(layout.mtp_stages))
     first = c.layout_number(lambda layout: min(layout.mtp_stages, default=len(layout.stages)))
