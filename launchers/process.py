@@ -14,14 +14,13 @@ from pathlib import Path
 from launchers.base import StepRecord
 from launchers.log_causes import last_words
 from launchers.outcome import Evidence, Outcome, RankEnd, Verdict, classify
-from launchers.rank_environment import RankEnvironment, node_environment
+from launchers.rank_environment import node_environment
 from launchers.supervised import Event, LaunchRequest, Supervised, SupervisorLostError
 
 __all__ = [
     "Event",
     "LaunchRequest",
     "Limits",
-    "RankEnvironment",
     "Supervised",
     "SupervisorLostError",
     "TrialEnd",

@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 _AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")
 _AGENT_ONLY = ("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD")
 _GPU_SELECTION = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnvironment:
-    """Where a pool's ranks run.
-
-    Attributes:
-        python: The pool's Python: a path, or a name on the ranks' PATH; this process's own unless given.
-        setup: Shell file that bash sources before Python starts.
-        container: Command prefix that runs what follows inside a container and passes stdin, stdout and stderr through.
-        container_stop: Command that ends the container, where killing the prefix does not.
-        env: Variables for the ranks; they win over the node's.
-    """
-
-    python: str = field(default_factory=lambda: sys.executable)
-    setup: str | None = None
-    container: tuple[str, ...] = ()
-    container_stop: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def node_environment(raylet_pid: int | None) -> dict[str, str]:

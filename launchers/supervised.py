@@ -26,7 +26,8 @@ from typing import Any
 from launchers.base import Rendezvous
 from launchers.json_lines import LineReader, LineWriter, from_line, to_line, wait_for
 from launchers.process_tree import Process, kill_exactly, read_process
-from launchers.rank_environment import RankEnvironment, node_environment
+from launchers.rank_environment import node_environment
+from search_spaces.hardware import RankEnvironment
 
 Event = dict[str, Any]
 
@@ -138,7 +139,9 @@ class Supervised:
     def _start_command(self) -> Event:
         pool, pool_env = self._environment, dict(self._environment.env)
         watch = {"agent": os.getpid()} | ({"raylet": self._raylet_pid} if self._raylet_pid else {})
-        start = {name: getattr(pool, name) for name in ("python", "setup", "container", "container_stop")}
+        start = {name: getattr(pool, name) for name in ("setup", "container", "container_stop")} | {
+            "python": pool.python or sys.executable
+        }
         env = node_environment(self._raylet_pid) | pool_env
         return {"command": "start", **start, "env": env, "pool_env": pool_env, "preload": self._preload, "watch": watch}
 

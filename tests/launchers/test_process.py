@@ -16,7 +16,8 @@ import pytest
 from launchers import process
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
-from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, SupervisorLostError, node_environment, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, SupervisorLostError, node_environment, run_trial
+from search_spaces.hardware import RankEnvironment
 
 LIMITS = Limits(startup_s=10, step_s=5, trial_s=30)
 SHORT = Limits(startup_s=0.5, step_s=0.5, trial_s=5)
@@ -155,7 +156,7 @@ def test_a_flood_of_events_and_output_loses_nothing(tree, request_of):
 
 
 def test_an_event_too_long_for_the_pipe_is_the_programs_error(open_tree, request_of):
-    tree = open_tree(RankEnvironment(sys.executable, env=ON_PATH))
+    tree = open_tree(RankEnvironment(python=sys.executable, env=ON_PATH))
     _, end = finish(tree, request_of("report", {"emit_bytes": 4096}))
     assert end.outcome is Outcome.CRASHED
     assert "at most 4096 fit" in end.detail
@@ -188,7 +189,7 @@ def test_ranks_get_the_pools_environment_and_nothing_of_ours(open_tree, request_
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "RAY_JOB_ID", "LD_LIBRARY_PATH", "KEPT"):
         monkeypatch.setenv(name, "/of/the/agent")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    tree = open_tree(RankEnvironment(sys.executable, env=ON_PATH | {"POOL": "a", "BOTH": "pool"}))
+    tree = open_tree(RankEnvironment(python=sys.executable, env=ON_PATH | {"POOL": "a", "BOTH": "pool"}))
     report, variables, end = report_of(tree, request_of("report", num_ranks=1, env={"BOTH": "trial"}))
     assert end.outcome is Outcome.CRASHED, "it reports no step"
     assert report["mark"] == "found"
@@ -207,7 +208,7 @@ def test_ranks_get_the_pools_environment_and_nothing_of_ours(open_tree, request_
 
 def test_ranks_run_in_the_pools_python(open_tree, request_of, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "pool")], check=True)
-    tree = open_tree(RankEnvironment(str(tmp_path / "pool" / "bin" / "python"), env=ON_PATH))
+    tree = open_tree(RankEnvironment(python=str(tmp_path / "pool" / "bin" / "python"), env=ON_PATH))
     report, _, _ = report_of(tree, request_of("report", num_ranks=1))
     assert report["prefix"] == str(tmp_path / "pool")
 
@@ -242,7 +243,9 @@ def test_setup_file_and_container_prefix(open_tree, request_of, tmp_path):
     (tmp_path / "setup.sh").write_text("echo setting up\nexport FROM_SETUP=yes\nread line || true\n")
     prefix = script(tmp_path / "container", 'echo "a banner" ; IN_CONTAINER=$1 ; export IN_CONTAINER ; shift ; "$@"\n')
     stop = ("touch", str(tmp_path / "stopped"))
-    environment = RankEnvironment(sys.executable, str(tmp_path / "setup.sh"), (prefix, "image"), stop, ON_PATH)
+    environment = RankEnvironment(
+        python=sys.executable, setup=str(tmp_path / "setup.sh"), container=(prefix, "image"), container_stop=stop, env=ON_PATH
+    )
     tree = open_tree(environment)
     _, variables, _ = report_of(tree, request_of("report", num_ranks=1))
     assert (variables["FROM_SETUP"], variables["IN_CONTAINER"]) == ("yes", "image")
@@ -262,7 +265,7 @@ def can_unshare():
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to open a pid namespace")
 @pytest.mark.parametrize("victim", [None, "supervisor", "guardian"])
 def test_ranks_in_a_pid_namespace(open_tree, request_of, victim):
-    tree = open_tree(RankEnvironment(sys.executable, container=("unshare", "--pid", "--fork", "--mount-proc")))
+    tree = open_tree(RankEnvironment(python=sys.executable, container=("unshare", "--pid", "--fork", "--mount-proc")))
     event = tree.poll(5)
     trial = run_trial(tree, request_of("escape"), LIMITS)
     next(trial)
@@ -282,12 +285,16 @@ def test_ranks_in_a_pid_namespace(open_tree, request_of, victim):
 
 
 BAD_ENVIRONMENTS = {
-    "no python": (RankEnvironment("/no/such/python"), (), "cannot execute /no/such/python"),
-    "no container": (RankEnvironment(sys.executable, container=("/no/such/tool", "run")), (), "cannot execute /no/such/tool"),
-    "no setup file": (RankEnvironment(sys.executable, setup="/no/such/setup.sh"), (), "/no/such/setup.sh"),
-    "failing setup file": (RankEnvironment(sys.executable, setup="{tmp}/setup.sh"), (), "ended with status 3"),
-    "no python after setup": (RankEnvironment("/no/such/python", setup="{tmp}/good.sh"), (), "/no/such/python"),
-    "preload fails": (RankEnvironment(sys.executable, env=ON_PATH), ("broken_import",), "this pool lacks something"),
+    "no python": (RankEnvironment(python="/no/such/python"), (), "cannot execute /no/such/python"),
+    "no container": (
+        RankEnvironment(python=sys.executable, container=("/no/such/tool", "run")),
+        (),
+        "cannot execute /no/such/tool",
+    ),
+    "no setup file": (RankEnvironment(python=sys.executable, setup="/no/such/setup.sh"), (), "/no/such/setup.sh"),
+    "failing setup file": (RankEnvironment(python=sys.executable, setup="{tmp}/setup.sh"), (), "ended with status 3"),
+    "no python after setup": (RankEnvironment(python="/no/such/python", setup="{tmp}/good.sh"), (), "/no/such/python"),
+    "preload fails": (RankEnvironment(python=sys.executable, env=ON_PATH), ("broken_import",), "this pool lacks something"),
 }
 
 
@@ -298,7 +305,7 @@ def test_a_pool_that_cannot_start_python_is_lost_at_once(open_tree, request_of, 
     (tmp_path / "good.sh").write_text("true\n")
     environment, preload, detail = BAD_ENVIRONMENTS[name]
     setup = environment.setup.format(tmp=tmp_path) if environment.setup else None
-    tree = open_tree(RankEnvironment(environment.python, setup, environment.container, (), environment.env), preload=preload)
+    tree = open_tree(environment.model_copy(update={"setup": setup}), preload=preload)
     time.sleep(wait_s)
     for _ in range(2):
         begin_s = time.monotonic()
@@ -354,7 +361,7 @@ def test_a_supervisor_that_does_not_answer_loses_the_trial_not_the_slot(tree, re
 
 def test_a_supervisor_that_cannot_be_started_is_lost(request_of, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    _, end = finish(Supervised(RankEnvironment("python3")), request_of("steps"))
+    _, end = finish(Supervised(RankEnvironment(python="python3")), request_of("steps"))
     assert end.outcome is Outcome.LOST
     assert "/no/such/python" in end.detail
 

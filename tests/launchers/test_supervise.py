@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from launchers.outcome import Outcome
-from launchers.process import Limits, RankEnvironment, run_trial
+from launchers.process import Limits, run_trial
 from launchers.process_tree import Process, descendants, end_descendants, is_alive, read_process
+from search_spaces.hardware import RankEnvironment
 
 PROGRAMS = Path(__file__).parent / "programs"
 ON_PATH = {"PYTHONPATH": str(PROGRAMS / "on_path")}
