@@ -44,6 +44,8 @@ NO_KERNELS = (
     "RNG tracker does not support cudagraphs!",
     "CPU Offloading is enabled when TE is not present",
     "einops is not installed",
+    "Cannot re-initialize CUDA in forked subprocess",
+    "Torch not compiled with CUDA enabled",
 )
 """What an oracle says where it lacks a package, not where Megatron has a rule: no verdict."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import sys
@@ -89,6 +90,7 @@ class _Oracle:
         self._parallel_state()
         self._micro_batches()
         self._optimizer()
+        self._learning_rate()
         self._layers()
         self._model()
         self._schedule()
@@ -245,6 +247,10 @@ class _Oracle:
         if "+fp8" in case.get("precision", ""):
             fields["fp8"] = "hybrid"
         fields["fp8_param"] = bool(case.get("fp8_param_gather"))
+        extra = [str(item) for item in case.get("extra", ())]
+        if "--cuda-graph-scope" in extra:
+            scope = extra[extra.index("--cuda-graph-scope") + 1 :]
+            fields["cuda_graph_scope"] = list(itertools.takewhile(lambda item: not item.startswith("--"), scope))
         fields["cpu_offloading"] = case.get("cpu_offloading_num_layers", 0) > 0
         return fields
 
@@ -302,6 +308,19 @@ class _Oracle:
                 **{name: getattr(torch, dtype) for name, dtype in types.items()},
             )
 
+    def _learning_rate(self) -> None:
+        """The learning rate's schedule."""
+        self.stage = "learning_rate"
+        from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+        case = self.case
+        decay = (case.get("lr_decay_iters") or case.get("train_iters", 10)) * self.sizes["gbs"]
+        fraction = case.get("lr_warmup_fraction")
+        warmup = case.get("lr_warmup_iters", 0) * self.sizes["gbs"] if fraction is None else fraction * decay
+        OptimizerParamScheduler(
+            types.SimpleNamespace(param_groups=[]), 0.0, 1e-4, 1e-5, warmup, decay, "linear", 0.01, 0.01, decay, "constant"
+        )
+
     def _layers(self) -> None:
         """Layers of every stage."""
         self.stage = "layers"
@@ -322,11 +341,24 @@ class _Oracle:
         for name, value in _NEEDS_TE.items():
             setattr(config, name, value)
         config.num_query_groups = config.num_query_groups or config.num_attention_heads
+        self._build_few_layers()
         for rank in sorted({0, self.sizes["pp"] - 1}):
             self._build(rank, kept["sequence_parallel"])
         for name, value in kept.items():
             setattr(config, name, value)
         self.state.set_pipeline_model_parallel_rank(0)
+
+    def _build_few_layers(self) -> None:
+        """Build the first layers of a stage only: more of the same kind say nothing new and cost seconds."""
+        from megatron.core.models.gpt import gpt_layer_specs
+        from megatron.core.transformer import transformer_block
+
+        whole = transformer_block.get_num_layers_to_build
+
+        def few(*arguments: Any, **options: Any) -> int:
+            return min(int(whole(*arguments, **options)), _BUILT_LAYERS)
+
+        transformer_block.get_num_layers_to_build = gpt_layer_specs.get_num_layers_to_build = few
 
     def _build(self, rank: int, sequence_parallel: bool) -> None:
         """One stage, and the checks of its modules' first step."""
@@ -477,6 +509,7 @@ class _Oracle:
                 raise RuntimeError(f"FP8 needs dimensions divisible by {rows} and {columns}, got ({first}, {second})")
 
 
+_BUILT_LAYERS = 4
 _NEEDS_TE: dict[str, Any] = {
     "moe_grouped_gemm": False,
     "sequence_parallel": False,

@@ -73,7 +73,7 @@ def _splits(layers: int, stages: int) -> list[tuple[dict[str, Any], int]]:
     found: list[tuple[dict[str, Any], int]] = []
     for embedding, loss in ((True, True), (True, False), (False, True)):
         counted = layers + embedding + loss
-        if counted % stages == 0:
+        if counted % stages == 0 and counted // stages > 1:
             split = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
             found.append((split, counted // stages))
     return found + _uneven(layers, stages)
