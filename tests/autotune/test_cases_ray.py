@@ -1,6 +1,6 @@
 """Situations that Ray Tune's users met, by the id of the collection in which they were described.
 
-Those that need a cluster (placement, kills, orphans) are with the tests of the driver; reports without a result with the searcher's.
+Those that need a cluster (placement, kills, orphans) are with the driver's tests, reports without a result with the searcher's.
 """
 
 import hashlib

@@ -32,6 +32,15 @@ def test_reading_closes_no_trial_and_writes_nothing(tmp_path):
     assert found.best == found.baseline
 
 
+def test_a_trial_whose_record_is_there_but_whose_end_is_not_still_runs(monkeypatch):
+    study = open_pool(study_spec())
+    proposal = study.propose()
+    monkeypatch.setattr(PoolStudy, "_conclude", lambda *args: None)
+    study.finish(proposal, completed())
+    found = study.results()
+    assert (found.running, found.records, found.best) == (1, (), None)
+
+
 def test_counts_by_outcome_and_rule():
     study = open_pool(study_spec(baseline={"tensor_model_parallel_size": 3}))
     for result in (failed(Outcome.OOM), failed(Outcome.OOM), completed()):

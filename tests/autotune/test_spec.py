@@ -11,6 +11,7 @@ from autotune.cli import app
 from autotune.errors import SpecError
 from autotune.spec import StudySpec, load_study, override, study_file
 from search_spaces.config import TrialConfig
+from tests.conftest import ROOT
 
 from .study_cases import MODEL, POOL, study_data, study_spec
 
@@ -182,7 +183,7 @@ def test_as_a_process_there_is_no_traceback(tmp_path, verb, name):
     content, message, hint = BAD[name]
     path = written(tmp_path, content)
     command = [sys.executable, "-m", "autotune.cli", verb, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": ".", "PATH": ""})
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": str(ROOT)})
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == f"error: {message}\nhint: {hint}\n".replace(FILE, str(path))
 
