@@ -1,6 +1,6 @@
 """Situations that Ray Tune's users met, by the id of the collection in which they were described.
 
-Those that need a cluster (placement, kills, orphans) are with the driver's tests, reports without a result with the searcher's.
+No Ray here: a study loop with fake results is enough to show what the funnel, the searcher and the sampler do.
 """
 
 import hashlib
