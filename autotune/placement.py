@@ -182,6 +182,7 @@ class Slots:
         try:
             node_id: str = ray.get(answer)["node_id"]
         except RayError as error:
+            _matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
             raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
         return node_id
 

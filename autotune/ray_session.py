@@ -30,6 +30,9 @@ from autotune.session_guard import SESSION_VARIABLE
 from search_spaces.hardware import PoolSpec
 
 NAMESPACE = "autotune"
+_MOST_SOCKET_CHARACTERS = 107
+_LONGEST_SOCKET = len("/session_2026-11-30_03-37-24_279909_4194304/sockets/plasma_store")
+_RANDOM_CHARACTERS = 8  # of `mkdtemp`
 _OBJECT_STORE_BYTES = 200 * 1024 * 1024
 
 # Ray's and Tune's own reporting is off: results are in Optuna's storage and MLflow; Ctrl-C is the study's to handle.
@@ -147,7 +150,7 @@ class RaySession:
         import ray
 
         self._cleanup.callback(ray.shutdown)
-        with _terminal_left_to_us():
+        with _terminal_left_to_us(), _start_errors():
             ray.init(
                 address="local",
                 namespace=NAMESPACE,
@@ -208,6 +211,14 @@ def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
 
 
 @contextmanager
+def _start_errors() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InfrastructureError(f"a private Ray does not start here: {error}", "`autotune doctor` looks for the cause") from error
+
+
+@contextmanager
 def _terminal_left_to_us() -> Iterator[None]:
     """Processes started inside ignore a terminal that closes; they get its signals as we do, and a study must end before its Ray.
 
@@ -238,13 +249,16 @@ def _guard(session_id: str, folder: Path) -> Iterator[None]:
 
 
 def _temporary_folder() -> Path:
-    """A short folder (Unix sockets have 107 characters) named by this process; those of ended processes are removed."""
-    root = Path(tempfile.gettempdir())
-    for old in root.glob(f"autotune-{os.getuid()}-*"):
+    """A folder named by this process, short enough for Ray's Unix sockets; those of ended processes are removed."""
+    prefix = f"autotune-{os.getuid()}-"
+    roots = [Path(tempfile.gettempdir()), Path("/tmp")]
+    for old in (old for root in roots for old in root.glob(f"{prefix}*")):
         pid = old.name.split("-")[2]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"autotune-{os.getuid()}-{os.getpid()}-", dir=root))
+    prefix += f"{os.getpid()}-"
+    fits = len(str(roots[0] / prefix)) + _RANDOM_CHARACTERS + _LONGEST_SOCKET <= _MOST_SOCKET_CHARACTERS
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=roots[0] if fits else roots[1]))
 
 
 def _restore_variable(name: str, value: str | None) -> None:

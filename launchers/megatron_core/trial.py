@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,7 @@ if not __package__:
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from launchers.base import RankContext, Rendezvous, StepRecord
 from launchers.megatron_core import build, cpu
@@ -46,13 +48,21 @@ def _join(job: Job, context: RankContext) -> Device:
     """Prepares the backend and meets the other ranks."""
     rendezvous = context.rendezvous
     device = cpu.install(rendezvous.master_addr) if job.device == "cpu" else _cuda(context.local_rank)
-    dist.init_process_group(
-        "gloo" if job.device == "cpu" else "nccl",
-        init_method=f"tcp://{rendezvous.master_addr}:{rendezvous.master_port}",
-        world_size=rendezvous.world_size,
-        rank=context.rank,
-    )
+    backend = "gloo" if job.device == "cpu" else "nccl"
+    dist.init_process_group(backend, store=_store(rendezvous, context.rank), world_size=rendezvous.world_size, rank=context.rank)
     return device
+
+
+def _store(rendezvous: Rendezvous, rank: int) -> TCPStore:
+    """Where the ranks find each other, as behind `tcp://...`; but rank 0 listens on that one address, not on all that there are."""
+    address, port = rendezvous.master_addr, rendezvous.master_port
+    limit = dist.default_pg_timeout
+    if rank or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun listens itself
+        return TCPStore(address, port, rendezvous.world_size, False, limit)
+    family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.create_server((address, port), family=family)
+    descriptor = listener.detach()  # the store closes it
+    return TCPStore(address, port, rendezvous.world_size, True, limit, wait_for_workers=False, master_listen_fd=descriptor)
 
 
 def _cuda(local_rank: int) -> Device:
