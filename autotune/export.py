@@ -17,7 +17,6 @@ from autotune.study import load_launcher
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.model_argv import model_argv
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,7 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
     """Model, batch and knobs as arguments of Megatron-LM's pretrain script."""
     batch = ("--global-batch-size", str(spec.global_batch_size), "--seq-length", str(spec.seq_length))
     positions = ("--max-position-embeddings", str(spec.seq_length))
-    return (*model_argv(spec.model), *batch, *positions, *config.argv())
+    return (*spec.model.argv(), *batch, *positions, *config.argv())
 
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:

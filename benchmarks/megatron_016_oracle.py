@@ -50,11 +50,18 @@ def ask(case: dict[str, Any], megatron_lm: str | None = None) -> dict[str, Any]:
     return json.loads(text) if text else {"verdict": "unknown", "stage": "oracle", "message": "child died"}
 
 
-def warm() -> None:
+def warm(megatron_lm: str | None = None) -> None:
     """Import Megatron once, so that every child has it."""
     import megatron.core.models.gpt.gpt_layer_specs
     import megatron.core.optimizer
     import megatron.core.transformer.moe.moe_layer  # noqa: F401
+
+    if megatron_lm:
+        kernels = types.ModuleType("kernels that need triton")
+        kernels.enable_batch_invariant_mode = lambda: None  # type: ignore[attr-defined]
+        sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = kernels
+        sys.path.append(megatron_lm)  # last, so that the wheel's megatron.core stays the one
+        import megatron.training.arguments  # noqa: F401
 
 
 class _Oracle:
@@ -123,10 +130,6 @@ class _Oracle:
     def _from_arguments(self) -> Any:
         """The configuration of a launch script: its parser, its checks, its translation."""
         self.stage = "arguments"
-        kernels = types.ModuleType("kernels that need triton")
-        kernels.enable_batch_invariant_mode = lambda: None  # type: ignore[attr-defined]
-        sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = kernels
-        sys.path.append(str(self.megatron_lm))  # last, so that the wheel's megatron.core stays the one
         from megatron.training import arguments
 
         sys.argv = ["pretrain_gpt.py", *self._argv()]
@@ -557,7 +560,7 @@ _SAME_NAME = (
 def main() -> None:
     """Read cases from standard input, write verdicts to standard output."""
     megatron_lm = sys.argv[sys.argv.index("--megatron-lm") + 1] if "--megatron-lm" in sys.argv else None
-    warm()
+    warm(megatron_lm)
     for line in sys.stdin:
         print(json.dumps(ask(json.loads(line), megatron_lm)), flush=True)
 

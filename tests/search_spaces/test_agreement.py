@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -18,6 +19,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.model import Workload
 from search_spaces.space import SearchSpace
 
+LARGEST_WORLD = 256  # larger ones cost the fake process group seconds; the benchmark goes up to 4096
 ROOT = Path(__file__).parents[2]
 PYTHON_019 = os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON", "")
 
@@ -25,12 +27,14 @@ PYTHON_019 = os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON", "")
 def agreement(command: list[str], megatron: str, count: int) -> dict[str, Any]:
     """The comparison on freshly drawn cases; the seed is in the report."""
     seed = random.SystemRandom().randrange(2**32)
-    cases = list(sample(count, megatron, seed, per_rule=0))
+    drawn = (case for case in sample(2 * count, megatron, seed, per_rule=0) if case["world_size"] <= LARGEST_WORLD)
+    cases = list(itertools.islice(drawn, count))
     answers = [answer for answer in ask_all(command, cases, workers=2) if answer is not None]
     assert len(answers) == count
     return {**compare(cases, answers, megatron, asked_arguments=megatron == "0.19"), "seed": seed}
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Megatron-Core 0.16 is installed for Python 3.11 only")
 def test_sample_against_megatron_016() -> None:
     pytest.importorskip("megatron.core", reason="needs Megatron-Core")

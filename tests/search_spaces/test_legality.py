@@ -192,6 +192,12 @@ def test_legal_needs_no_change() -> None:
     assert verdict.legal and verdict.nearest is None and verdict.change == {}
 
 
+def test_advice_is_no_refusal() -> None:
+    wide = WORKLOAD.model_copy(update={"world_size": 8, "gpus_per_node": 4})
+    verdict = explain(wide, TrialConfig(tensor_model_parallel_size=8))
+    assert verdict.legal and "spans nodes of 4 GPUs" in verdict.advice[0]
+
+
 def test_cpu_says_what_is_missing() -> None:
     cpu = WORKLOAD.model_copy(update={"device": "cpu"})
     (violation,) = check(cpu, TrialConfig(context_parallel_size=2))
