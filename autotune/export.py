@@ -17,6 +17,7 @@ from autotune.study import load_launcher
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
+from search_spaces.normalise import normalise
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,8 @@ def shell(command: Command) -> str:
 
 
 def _command(spec: StudySpec, pool: PoolSpec, config: TrialConfig, folder: Path) -> Command:
-    launcher = load_launcher(spec.launcher)
-    return launcher.command(spec.workload(pool), config, folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
+    launcher, workload = load_launcher(spec.launcher), spec.workload(pool)
+    return launcher.command(workload, normalise(workload, config), folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
 
 
 def _choose(results: list[PoolResults], spec: StudySpec, pool_name: str | None) -> PoolResults:

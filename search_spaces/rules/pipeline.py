@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from search_spaces.columns import Columns, Ints
@@ -241,6 +243,20 @@ def _middle(c: Columns) -> tuple[Ints, Ints]:
     rest = c.model.num_layers - c.number(FIRST) - c.number(LAST)
     stages = c.pp - c.given(FIRST).astype(int) - c.given(LAST).astype(int)
     return rest, stages
+
+
+def common_chunk_layers(c: Columns) -> Ints:
+    """The largest number of layers that divides every model chunk's (transformer_block.py get_num_layers_to_build)."""
+    chunks = c.pp * np.maximum(c.vpp, 1)
+    share = counted_layers(c) // chunks
+    counted = c.flag(EMBEDDING).astype(np.int64) + c.flag(LOSS)
+    plain = np.where(chunks > counted, share, 0)
+    even = np.where(chunks == 1, c.model.num_layers, np.gcd(plain, np.where(counted > 0, share - 1, 0)))
+    rest, stages = _middle(c)
+    ends = np.gcd(c.number(FIRST), c.number(LAST))
+    uneven = np.gcd(ends, np.where(stages > 0, rest // np.maximum(stages, 1), 0)) // np.maximum(c.vpp, 1)
+    laid_out = c.layout_number(lambda layout: math.gcd(*(stage.count("t") for stage in layout.stages)))
+    return np.where(c.given(LAYOUT), laid_out, np.where(_uneven(c), uneven, even))
 
 
 RULES: tuple[Rule, ...] = (
