@@ -25,7 +25,7 @@ define BENCHMARKS
 endef
 
 # Modules whose tests `make mutate` tries. Whoever adds rules or formulas adds the module here.
-MUTATE := autotune/filesystem.py autotune/probes.py autotune/detect.py autotune/first_study.py \
+MUTATE := autotune/filesystem.py autotune/probes.py autotune/detect.py \
 	autotune/doctor/software.py autotune/doctor/machine.py autotune/doctor/services.py
 MUTATE_ARGS ?= --limit 20
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -17,9 +17,9 @@ from search_spaces.normalise import normalise
 from search_spaces.space import SearchSpace
 
 
-def candidate_table(spec: StudySpec, pool: PoolSpec) -> CandidateTable:
+def candidate_table(spec: StudySpec, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> CandidateTable:
     """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value."""
-    return SearchSpace(spec.workload(pool), spec.search, base=spec.baseline).table()
+    return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
 
 
 def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:
@@ -31,6 +31,14 @@ def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, C
             allowed[row] = False
             refused[violations[0].name] += 1
     return allowed, refused
+
+
+def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
+    """The choices as JSON keeps them."""
+    return {
+        name: [list(choice) if isinstance(choice, tuple) else choice for choice in choices]
+        for name, choices in table.choices.items()
+    }
 
 
 class Candidates:
@@ -57,6 +65,9 @@ class Candidates:
         self._columns = [list(table.knobs).index(name) for name in self.distributions]
         self._open = allowed.copy()
         self._seen: set[TrialConfig] = set()
+        # Samplers draw the same points again and again.
+        self._configs: dict[tuple[int, ...], TrialConfig] = {}
+        self._rows: dict[TrialConfig, int | None] = {}
 
     @property
     def left(self) -> int:
@@ -65,17 +76,20 @@ class Candidates:
 
     def config(self, params: dict[str, Any]) -> TrialConfig:
         """The normalised configuration at these indices, legal or not."""
-        chosen = {name: choices[int(params.get(name, 0))] for name, choices in self.table.choices.items()}
-        return normalise(self.table.workload, self._base.model_copy(update=chosen))
+        point = tuple(int(params.get(name, 0)) for name in self.table.choices)
+        if point not in self._configs:
+            chosen = {name: choices[index] for (name, choices), index in zip(self.table.choices.items(), point, strict=True)}
+            self._configs[point] = normalise(self.table.workload, self._base.model_copy(update=chosen))
+        return self._configs[point]
 
     def params(self, config: TrialConfig) -> dict[str, int] | None:
         """The indices of a legal candidate; None where the table does not hold it."""
-        row = self.table.find(config)
+        row = self._row(config)
         return None if row is None else self._params_of_row(row)
 
     def is_open(self, config: TrialConfig) -> bool:
         """Whether it is a candidate that was not proposed yet."""
-        row = self.table.find(config)
+        row = self._row(config)
         return row is not None and bool(self._open[row])
 
     def is_seen(self, config: TrialConfig) -> bool:
@@ -85,14 +99,14 @@ class Candidates:
     def mark_seen(self, config: TrialConfig) -> None:
         """It will not be proposed again."""
         self._seen.add(config)
-        row = self.table.find(config)
+        row = self._row(config)
         if row is not None:
             self._open[row] = False
 
     def reopen(self, config: TrialConfig, allowed: bool = True) -> None:
         """The infrastructure failed it: it may be proposed again."""
         self._seen.discard(config)
-        row = self.table.find(config)
+        row = self._row(config)
         if row is not None:
             self._open[row] = allowed
 
@@ -110,6 +124,11 @@ class Candidates:
         """The first open candidate in the table's order."""
         rows = np.flatnonzero(self._open)
         return self._params_of_row(int(rows[0])) if len(rows) else None
+
+    def _row(self, config: TrialConfig) -> int | None:
+        if config not in self._rows:
+            self._rows[config] = self.table.find(config)
+        return self._rows[config]
 
     def _params_of_row(self, row: int) -> dict[str, int]:
         return {

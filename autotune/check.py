@@ -1,19 +1,47 @@
-"""`autotune check`: how many candidates a study has, and which rules refused the rest."""
+"""`autotune check`: how many candidates a study has and which rules refused the rest, or whether one configuration is legal."""
 
 from __future__ import annotations
 
+import difflib
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import yaml
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from autotune.candidates import candidate_table, launchable
+from autotune.errors import SpecError
 from autotune.spec import StudySpec
 from autotune.study import load_launcher
 from launchers.base import Launcher
+from search_spaces.check import Verdict, explain
+from search_spaces.choices import parse_value
+from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
+
+MegatronVersion = Literal["0.16", "0.19"]
+
+
+class Checked(Protocol):
+    """An answer of `autotune check`."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything asked about can be launched."""
+        ...
+
+    def to_json(self) -> Any:
+        """For scripts."""
+        ...
+
+    def for_person(self) -> RenderableType:
+        """For the terminal."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +52,7 @@ class CheckedPool:
         pool: Pool name.
         world_size: Ranks of a trial.
         legal: Candidates that would be launched.
-        refused: Points refused, by Megatron's or the launcher's rule; each counted under the first rule that it broke.
+        refused: Combinations refused, by rule of Megatron or of the launcher; one that breaks several may count for each.
     """
 
     pool: str
@@ -32,27 +60,121 @@ class CheckedPool:
     legal: int
     refused: dict[str, int]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class CheckedStudy:
+    """All pools' candidates."""
+
+    pools: tuple[CheckedPool, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every pool has something to launch."""
+        return all(pool.legal for pool in self.pools)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """One entry per pool."""
+        return [asdict(pool) for pool in self.pools]
+
+    def for_person(self) -> RenderableType:
+        """One row per pool."""
+        table = Table("pool", "ranks", "legal", "refusals by rule")
+        for pool in self.pools:
+            rules = ", ".join(f"{name} {count:,}" for name, count in Counter(pool.refused).most_common())
+            table.add_row(pool.pool, str(pool.world_size), f"{pool.legal:,}", rules or "none")
+        return table
 
 
-def check_study(spec: StudySpec) -> list[CheckedPool]:
-    """Count every pool's candidates."""
+@dataclass(frozen=True, slots=True)
+class CheckedConfiguration:
+    """One configuration's verdict on each pool, by pool name."""
+
+    verdicts: dict[str, Verdict]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is legal on every pool."""
+        return all(verdict.legal for verdict in self.verdicts.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """One entry per pool: legal, violations, and what to change."""
+        return {
+            pool: {"legal": verdict.legal, "violations": [asdict(v) for v in verdict.violations], "nearest_change": verdict.change}
+            for pool, verdict in self.verdicts.items()
+        }
+
+    def for_person(self) -> RenderableType:
+        """Every reason, then the nearest legal change."""
+        return Group(*(_verdict_text(pool, verdict) for pool, verdict in self.verdicts.items()))
+
+
+def rules_of(version: str | None) -> MegatronVersion | None:
+    """The version of `--megatron`.
+
+    Raises:
+        SpecError: where there are no rules for it.
+    """
+    match version:
+        case None | "0.16" | "0.19":
+            return version
+    raise SpecError("--megatron", version, "no rules for this version", "0.16 or 0.19")
+
+
+def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> CheckedStudy:
+    """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`."""
     launcher = load_launcher(spec.launcher)
-    return [_check_pool(spec, pool, launcher) for pool in spec.pools]
+    return CheckedStudy(tuple(_check_pool(spec, pool, launcher, megatron) for pool in spec.pools))
 
 
-def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher) -> CheckedPool:
-    table = candidate_table(spec, pool)
+def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) -> TrialConfig:
+    """The baseline with `name=value` settings, or what a Megatron command line asks for, with the settings on top.
+
+    Raises:
+        SpecError: for an unknown knob or a value that it cannot have.
+    """
+    try:
+        config = TrialConfig.from_argv(shlex.split(argv)) if argv is not None else spec.baseline
+    except ValueError as error:
+        raise SpecError("--argv", argv, str(error).splitlines()[0], "give the arguments of one Megatron-LM command line") from None
+    return TrialConfig.model_validate({**config.model_dump(), **dict(_setting(text) for text in settings)})
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if name not in knobs():
+        near = difflib.get_close_matches(name, knobs(), n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else "`autotune check --help` and the README name the knobs"
+        raise SpecError("--set", text, "no such knob", hint)
+    if not equals:
+        raise SpecError("--set", text, "has no value", f"--set {name}=VALUE")
+    try:
+        return name, parse_value(name, yaml.safe_load(value))
+    except ValueError as error:
+        raise SpecError("--set", text, str(error)) from None
+
+
+def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | None = None) -> CheckedConfiguration:
+    """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's."""
+    launcher = load_launcher(spec.launcher)
+    verdicts = {}
+    for pool in spec.pools:
+        verdict = explain(workload := spec.workload(pool, megatron), config)
+        if verdict.legal and (refusals := launcher.refusals(workload, config)):
+            verdict = Verdict(False, refusals, None, {})
+        verdicts[pool.name] = verdict
+    return CheckedConfiguration(verdicts)
+
+
+def _verdict_text(pool: str, verdict: Verdict) -> Text:
+    text = Text.assemble((f"{pool}: ", "bold"), ("legal", "green") if verdict.legal else ("not legal", "red"))
+    for violation in verdict.violations:
+        text.append(f"\n  {violation.name}: {violation.message}")
+    if verdict.change:
+        text.append("\n  nearest legal: " + " ".join(f"{name}={value}" for name, value in verdict.change.items()), style="yellow")
+    return text
+
+
+def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:
+    table = candidate_table(spec, pool, megatron)
     allowed, refused = launchable(table, launcher)
     return CheckedPool(pool.name, pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))
-
-
-def check_table(checked: Sequence[CheckedPool]) -> Table:
-    """The same for a person."""
-    table = Table("pool", "ranks", "legal", "refused", "by rule")
-    for pool in checked:
-        rules = ", ".join(f"{name} {count:,}" for name, count in Counter(pool.refused).most_common())
-        table.add_row(pool.pool, str(pool.world_size), f"{pool.legal:,}", f"{sum(pool.refused.values()):,}", rules)
-    return table

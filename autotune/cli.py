@@ -6,7 +6,6 @@ import functools
 import importlib.metadata
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -92,17 +91,36 @@ def init(
 
 @app.command()
 @_friendly
-def check(study: StudyFile, as_json: AsJson = False) -> None:
-    """Count a study's legal candidates and the refusals by rule, before any trial."""
-    from autotune.check import check_study, check_table
+def check(
+    study: Annotated[str | None, typer.Argument(help="Study file, or `quickstart`; not with --jsonl", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="knob=value of one configuration, on the baseline")] = None,
+    argv: Annotated[str | None, typer.Option(help="One configuration as Megatron-LM arguments, in one string")] = None,
+    jsonl: Annotated[bool, typer.Option("--jsonl", help="Read a case a line from standard input, write a verdict a line")] = False,
+    megatron: Annotated[str | None, typer.Option(help="Rules of 0.16 or 0.19; none = the installed, 0.19 for --jsonl")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count a study's legal candidates and the refusals by rule, or explain one configuration, before any trial."""
+    from autotune import check as checks
     from autotune.spec import load_study, study_file
 
-    checked = check_study(load_study(study_file(study)))
+    version = checks.rules_of(megatron)
+    if jsonl:
+        from search_spaces.check import run_jsonl
+
+        sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
+        return
+    if study is None:
+        raise SpecError(
+            "STUDY", None, "no study file given", "`autotune check study.yaml`, or --jsonl with cases on standard input"
+        )
+    spec = load_study(study_file(study))
+    one = checks.configuration(spec, settings or [], argv) if settings or argv is not None else None
+    checked = checks.check_one(spec, one, version) if one else checks.check_study(spec, version)
     if as_json:
-        _print_json([pool.to_dict() for pool in checked])
+        _print_json(checked.to_json())
     else:
-        console.print(check_table(checked))
-    if not all(pool.legal for pool in checked):
+        console.print(checked.for_person(), soft_wrap=True)
+    if not checked.ok:
         raise typer.Exit(1)
 
 
@@ -122,17 +140,18 @@ def tune(
     """Run a study: real trials until the budget is spent, then the winner against the baseline. Ctrl-C ends it cleanly (130)."""
     from autotune.spec import load_study, study_file
 
-    spec = load_study(
-        study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": trials and {"trials": trials}}
-    )
+    spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command
 
         sys.stdout.write(first_command(spec, folder) + "\n")
     elif detach:
-        folder.write_spec(spec)
-        _detach(folder, root, address)
+        from autotune.study import prepare_study
+
+        prepare_study(spec, folder)
+        pid, log = folder.detach(address)
+        console.print(f"running as process {pid}, log in {log}; [bold]autotune status {spec.name}[/bold] shows it")
     else:
         _run(spec, folder, address, as_json)
 
@@ -150,7 +169,11 @@ def resume(
     from autotune.spec import override
 
     folder = find_study(study, root)
-    _run(override(folder.read_spec(), {"budget": trials and {"trials": trials}}), folder, address, as_json)
+    _run(override(folder.read_spec(), {"budget": _budget(trials)}), folder, address, as_json)
+
+
+def _budget(trials: int | None) -> dict[str, int] | None:
+    return None if trials is None else {"trials": trials}
 
 
 def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> None:
@@ -173,15 +196,6 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):
         raise typer.Exit(1)
-
-
-def _detach(folder: StateFolder, root: Path, address: str | None) -> None:
-    command = [sys.executable, "-m", "autotune.cli", "resume", str(folder.path), "--state", str(root.resolve())]
-    command += ["--address", address] if address else []
-    log = folder.path / "driver.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
-    console.print(f"running as process {process.pid}, log in {log}; [bold]autotune status {folder.path.name}[/bold] shows it")
 
 
 @app.command()
@@ -251,7 +265,8 @@ def doctor(
 ) -> None:
     """Check this machine: versions, drivers, Ray, GPUs, file system, MLflow and storage; each problem with a fix."""
     from autotune.doctor import examine
-    from autotune.doctor.finding import Status, findings_table
+    from autotune.doctor.finding import Status
+    from autotune.report import findings_table
 
     findings = examine(root, python=python, tracking_uri=tracking_uri, storage=storage)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 
 from autotune.probes import Gpu, GpuList, amd_gpus, nvidia_gpus
 from search_spaces.hardware import PoolSpec
@@ -26,6 +27,25 @@ def detect_machine(nvidia: GpuList | None = None, amd: GpuList | None = None) ->
     counts = Counter(gpu_type(gpu) for gpu in found if not gpu.mig)
     pools = [PoolSpec(name=f"local-{kind.lower()}", gpu=kind, gpus_per_node=count) for kind, count in counts.items()]
     return pools or [CPU_POOL]
+
+
+def usable_gpus(
+    wanted: Sequence[int | str] | None, visible: str | None, nvidia: GpuList | None = None, amd: GpuList | None = None
+) -> tuple[str, ...]:
+    """The GPUs of this machine that a private Ray may use, as CUDA_VISIBLE_DEVICES takes them; MIG instances are left out.
+
+    Args:
+        wanted: `gpus:` of the study file; none = all that `visible` names.
+        visible: Value of CUDA_VISIBLE_DEVICES; none = all that the vendors' tools list.
+        nvidia: NVIDIA GPUs; none asks `nvidia-smi`.
+        amd: AMD GPUs; none asks `amd-smi` or `rocm-smi`.
+    """
+    if wanted is not None:
+        return tuple(str(gpu) for gpu in wanted)
+    if visible is not None:
+        return tuple(gpu.strip() for gpu in visible.split(",") if gpu.strip() and not gpu.strip().startswith("MIG-"))
+    listed = (nvidia or nvidia_gpus()).gpus or (amd or amd_gpus()).gpus
+    return tuple(str(index) for index, gpu in enumerate(listed) if not gpu.mig)
 
 
 def gpu_type(gpu: Gpu) -> str:

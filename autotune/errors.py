@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
+from pathlib import Path
+from typing import Final
+
+NOTHING: Final = object()
+_values = reprlib.Repr()
+_values.maxstring = _values.maxother = 70
+_values.maxdict = 3
+
 
 class AutotuneError(Exception):
     """Root of all errors that the command line shows without a traceback.
@@ -16,10 +25,11 @@ class AutotuneError(Exception):
 
 
 class SpecError(AutotuneError):
-    """A study file or option is wrong: field, value and hint. Exit code 2."""
+    """A study file or option is wrong: field, value (`NOTHING` where there is none) and hint. Exit code 2."""
 
     def __init__(self, field: str, value: object, problem: str, hint: str = "") -> None:
-        super().__init__(f"{field}: {problem} (got {value!r})", hint)
+        got = repr(str(value)) if isinstance(value, Path) else _values.repr(value)
+        super().__init__(f"{field}: {problem}" + ("" if value is NOTHING else f" (got {got})"), hint)
         self.field = field
         self.value = value
 

@@ -17,7 +17,7 @@ from autotune.study import load_launcher
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.model_argv import model_argv
+from search_spaces.normalise import normalise
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
     """Model, batch and knobs as arguments of Megatron-LM's pretrain script."""
     batch = ("--global-batch-size", str(spec.global_batch_size), "--seq-length", str(spec.seq_length))
     positions = ("--max-position-embeddings", str(spec.seq_length))
-    return (*model_argv(spec.model), *batch, *positions, *config.argv())
+    return (*spec.model.argv(), *batch, *positions, *config.argv())
 
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:
@@ -110,8 +110,8 @@ def shell(command: Command) -> str:
 
 
 def _command(spec: StudySpec, pool: PoolSpec, config: TrialConfig, folder: Path) -> Command:
-    launcher = load_launcher(spec.launcher)
-    return launcher.command(spec.workload(pool), config, folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
+    launcher, workload = load_launcher(spec.launcher), spec.workload(pool)
+    return launcher.command(workload, normalise(workload, config), folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
 
 
 def _choose(results: list[PoolResults], spec: StudySpec, pool_name: str | None) -> PoolResults:

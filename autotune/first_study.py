@@ -23,7 +23,7 @@ name: {name}
 model:
 {model}
 
-# Machines that look alike. {pool_comment}
+# Machines that look alike. Each pool is a study of its own; the report compares them.
 pools:
 {pools}
 
@@ -110,9 +110,8 @@ def study_text(name: str, file: str, pools: Sequence[PoolSpec]) -> str:
     return _HEAD.format(
         file=file,
         name=yaml.safe_dump(name).splitlines()[0],
-        model_comment="Small enough for a CPU; put in your own shapes." if cpu else _GPU_COMMENT,
+        model_comment=_CPU_COMMENT if cpu else _GPU_COMMENT,
         model=_block(_CPU_MODEL if cpu else _GPU_MODEL),
-        pool_comment="Each pool is a study of its own; the report compares them.",
         pools="".join(_pool(pool) for pool in pools).rstrip(),
         global_batch_size=16 if cpu else 16 * ranks,
         seq_length=64 if cpu else 4096,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autotune.steady_state import median_interval, steady
 from launchers.base import StepRecord
@@ -15,14 +16,38 @@ def tokens_per_s_per_gpu(workload: Workload, step_s: float) -> float:
     return workload.tokens_per_step / step_s / workload.world_size
 
 
+def readable(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
+    """The steps with numbers only, as a record can be stored: what a program reported as text or not at all becomes NaN or None."""
+    return tuple(
+        replace(
+            step,
+            time_s=_number(step.time_s),
+            step_s=_number(step.step_s),
+            loss=_number(step.loss),
+            grad_norm=_number_or_none(step.grad_norm),
+            peak_memory_gib=_number_or_none(step.peak_memory_gib),
+        )
+        for step in steps
+    )
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+
+
+def _number_or_none(value: object) -> float | None:
+    return None if math.isnan(number := _number(value)) else number
+
+
 def summarise(workload: Workload, steps: Sequence[StepRecord], warmup_steps: int) -> dict[str, float]:
-    """Metrics of a trial's steady steps, by name with the unit in it. Only finite values; empty where no step was reported.
+    """Metrics of a trial's steady steps, by name with the unit in it. Only finite values; empty where no step was measured.
 
     `tokens_per_s_per_gpu_low` and `_high` are the ends of the 95 % interval of the median step time.
     """
-    if not steps:
+    values = steady([step.step_s for step in steps], warmup_steps)
+    if not values:
         return {}
-    interval = median_interval(steady([step.step_s for step in steps], warmup_steps))
+    interval = median_interval(values)
     metrics = {
         "tokens_per_s_per_gpu": tokens_per_s_per_gpu(workload, interval.median),
         "tokens_per_s_per_gpu_low": tokens_per_s_per_gpu(workload, interval.high),

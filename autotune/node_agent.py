@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,8 @@ import ray
 
 from autotune.session_guard import SESSION_VARIABLE
 from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, TrialEnd, run_trial
-from search_spaces.hardware import PoolSpec
+from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from search_spaces.hardware import PoolSpec, RankEnvironment
 
 _ALL = "*"
 _END_S = 25.0
@@ -83,14 +82,8 @@ class NodeAgent:
         return list(self._setup.gpus) or [str(gpu) for gpu in ray.get_gpu_ids()]
 
     def _environment(self) -> RankEnvironment:
-        pool = self._setup.pool.environment
-        return RankEnvironment(
-            python=pool.python or sys.executable,
-            setup=pool.setup,
-            container=pool.container,
-            container_stop=pool.container_stop,
-            env={"CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **pool.env},
-        )
+        environment = self._setup.pool.environment
+        return environment.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **environment.env}})
 
     def describe(self) -> dict[str, Any]:
         """Who and where this agent is; counters for tests and reports."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,11 +10,13 @@ from dataclasses import dataclass, replace
 import optuna
 from optuna.trial import TrialState
 
-from autotune.candidates import Candidates, candidate_table, launchable
-from autotune.metrics import summarise
+from autotune.attempts import Attempts
+from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
+from autotune.judge import infeasibility, judge
+from autotune.metrics import readable, summarise
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, study_name
-from autotune.sampler import CandidateSampler, inner_sampler
+from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
 from launchers.base import Launcher
@@ -25,12 +26,8 @@ from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
 from search_spaces.normalise import normalise
 
-log = logging.getLogger(__name__)
-
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
-_ATTEMPTS_PER_CANDIDATE = 3
-_LOST_IN_A_ROW = 3
 # GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
 _CONSTRAINT = "infeasible"
 
@@ -80,18 +77,19 @@ class PoolStudy:
         self.pool = pool
         self.workload = spec.workload(pool)
         self.table = candidate_table(spec, pool)
+        self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
         allowed, self._launcher_refused = launchable(self.table, launcher)
         self.candidates = Candidates(self.table, spec.baseline, allowed)
-        self._sampler = CandidateSampler(inner_sampler(spec.sampler, spec.seed), self.candidates)
+        self._legal = self.candidates.left
+        self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
-        self._attempts: Counter[TrialConfig] = Counter()
-        self._retries: list[tuple[TrialConfig, Phase]] = []
-        self._launched = 0
-        self._lost_in_a_row = 0
+        self._attempts = Attempts()
+        self._baseline_due = True
+        self._launched = self._running = 0
         self._worst: float | None = None
         self._records: list[TrialRecord] = []
         self._reload()
@@ -122,24 +120,23 @@ class PoolStudy:
         self._optuna.set_user_attr(END_REASON, self.end_reason)
 
     def propose(self) -> Proposal | None:
-        """The next trial to launch; None, with `end_reason` set, where the study ends. Refused proposals are told and recorded."""
+        """The next trial to launch; None where there is none now, or, with `end_reason` set, where the study ends.
+
+        Refused proposals are told and recorded, at most 100 in a row; then only legal candidates are drawn.
+        """
         if self.end_reason:
             return None
-        if self._launched >= self._spec.budget.trials:
-            self.end_reason = f"budget: {self._launched} trials"
+        if self._launched + self._running >= self._spec.budget.trials:
+            self._end(f"budget: {self._launched} trials")
             return None
-        if self._retries:
-            config, phase = self._retries.pop(0)
-            return self._proposal(self._ask(config), config, phase)
+        if retry := self._attempts.next_retry():
+            return self._proposal(self._ask(retry[0]), *retry)
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
-            is_baseline = not any(r.phase is Phase.BASELINE for r in self._records)
-            if not is_baseline and not self.candidates.left:
-                self.end_reason = f"all {len(self.table)} legal candidates were tried" if self._launched else self._nothing_legal()
+            if not self._baseline_due and not self.candidates.left:
+                self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
                 return None
-            phase = Phase.BASELINE if is_baseline else Phase.EXPLORE
-            trial = self._ask(self._spec.baseline if is_baseline else None)
-            config = normalise(self.workload, self._spec.baseline) if is_baseline else self.candidates.config(trial.params)
+            trial, config, phase = self._draw()
             violations = self.violations(config)
             if not violations:
                 return self._proposal(trial, config, phase)
@@ -148,17 +145,17 @@ class PoolStudy:
 
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
-        outcome, detail = result.outcome, result.detail
-        metrics = summarise(self.workload, result.steps, self._spec.measurement.warmup_steps)
-        if outcome is Outcome.COMPLETED and "tokens_per_s_per_gpu" not in metrics:
-            outcome, detail = Outcome.CRASHED, "all ranks ended without reporting a step"
+        self._running -= 1
+        steps = readable(result.steps)
+        metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
+        outcome, detail = judge(result, metrics)
         if stopped_by_user and outcome is not Outcome.COMPLETED:
             outcome, detail = Outcome.LOST, STOPPED_BY_USER
         record = replace(
             self._record(proposal, outcome, detail),
-            steps=result.steps,
+            steps=steps,
             metrics=metrics,
-            environment=_environment(result),
+            environment=result.environment,
             log_folder=result.log_folder,
         )
         self._count(record, stopped_by_user)
@@ -170,8 +167,21 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        self._attempts[config] += 1
+        self._running += 1
         return Proposal(trial, config, phase, time.time())
+
+    def _end(self, reason: str) -> None:
+        """The study ends, unless a running trial may still be lost and come back."""
+        if not self._running:
+            self.end_reason = reason
+
+    def _draw(self) -> tuple[optuna.Trial, TrialConfig, Phase]:
+        """The baseline first, then what the sampler proposes, legal or not."""
+        if self._baseline_due:
+            self._baseline_due = False
+            return self._ask(self._baseline), self._baseline, Phase.BASELINE
+        trial = self._ask(None)
+        return trial, self.candidates.config(trial.params), Phase.EXPLORE
 
     def _ask(self, config: TrialConfig | None) -> optuna.Trial:
         """A RUNNING trial: the sampler's choice, or `config`'s; one outside the table has no parameters."""
@@ -208,16 +218,15 @@ class PoolStudy:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
             self._launched += 1
-            self._lost_in_a_row = 0
+            self._attempts.showed_result()
             return
         if stopped_by_user:
             self.candidates.reopen(record.config)
             return
-        self._lost_in_a_row += 1
-        if self._attempts[record.config] < _ATTEMPTS_PER_CANDIDATE:
-            self._retries.append((record.config, record.phase))
-        if self._lost_in_a_row >= _LOST_IN_A_ROW:
-            self.end_reason = f"infrastructure: {self._lost_in_a_row} trials in a row were lost; the last: {record.detail}"
+        self._attempts.lost(record.config, record.phase)
+        if self._attempts.pool_is_lost:
+            count = self._attempts.lost_in_a_row
+            self.end_reason = f"infrastructure: {count} trials in a row were lost; the last: {record.detail}"
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> TrialRecord:
         """Attributes first, then the end: Optuna takes none afterwards."""
@@ -226,14 +235,18 @@ class PoolStudy:
             value = None
         record = replace(record, value=value)
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
-        if value is None:
-            self._optuna.tell(trial, state=TrialState.FAIL)
-        else:
-            trial.set_constraint(_CONSTRAINT, _infeasibility(record))
-            self._optuna.tell(trial, value)
+        self._conclude(trial, record)
         self._remember(record)
         self._on_record(self, record)
         return record
+
+    def _conclude(self, trial: optuna.Trial, record: TrialRecord) -> None:
+        if record.value is None:
+            self._optuna.tell(trial, state=TrialState.FAIL)
+            return
+        if not trial.constraints:
+            trial.set_constraint(_CONSTRAINT, infeasibility(record))
+        self._optuna.tell(trial, record.value)
 
     def _remember(self, record: TrialRecord) -> None:
         self._records.append(record)
@@ -245,23 +258,39 @@ class PoolStudy:
         return self._worst if self._worst is not None else 0.0
 
     def _reload(self) -> None:
-        """Take over what the storage holds; trials that a dead driver left RUNNING become FAIL and may be proposed again."""
+        """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
         for frozen in self._optuna.get_trials(deepcopy=False):
-            if not frozen.state.is_finished():
-                self._optuna.tell(frozen.number, state=TrialState.FAIL)
-                continue
             record = record_from_trial(frozen)
-            if record is None:
-                continue
-            self._remember(record)
-            if record.outcome is not Outcome.LOST:
-                self.candidates.mark_seen(record.config)
-                self._launched += record.outcome is not Outcome.REFUSED
+            if frozen.state is TrialState.WAITING:
+                # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
+                self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
+            elif not frozen.state.is_finished() and record is not None:
+                # Its driver died between the record and the end.
+                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record)
+            elif not frozen.state.is_finished():
+                self._optuna.tell(frozen.number, state=TrialState.FAIL)
+            if record is not None:
+                self._take_over(record)
+
+    def _take_over(self, record: TrialRecord) -> None:
+        """Count a trial of an earlier driver."""
+        self._remember(record)
+        if record.outcome is Outcome.LOST:
+            if record.detail != STOPPED_BY_USER:
+                self._attempts.lost_before(record.config)
+            if not self._attempts.used_up(record.config):
+                return
+        else:
+            self._launched += record.outcome is not Outcome.REFUSED
+        self.candidates.mark_seen(record.config)
+        if record.phase is Phase.BASELINE:
+            self._baseline_due = False
 
     def _fingerprint(self) -> dict[str, object]:
         return {
             "workload": self.workload.model_dump(mode="json"),
-            "choices": {name: [_plain(choice) for choice in choices] for name, choices in self.table.choices.items()},
+            "choices": plain_choices(self.table),
+            "baseline": self._baseline.model_dump(mode="json", exclude_defaults=True),
             "launcher": self._spec.launcher,
         }
 
@@ -269,19 +298,3 @@ class PoolStudy:
         refused = Counter(self.table.refused) + self._launcher_refused
         worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
         return f"no legal candidate: {worst}"
-
-
-def _environment(result: TrialResult) -> dict[str, str]:
-    """Where it ran: one entry per node and field."""
-    return {f"node{rank}.{name}": str(value) for rank, node in enumerate(result.nodes) for name, value in node.items()}
-
-
-def _plain(choice: object) -> object:
-    return list(choice) if isinstance(choice, tuple) else choice
-
-
-def _infeasibility(record: TrialRecord) -> float:
-    """Constraint value: how far over the rules; 1 for a failure, -1 for a trial that completed."""
-    if record.outcome is Outcome.COMPLETED:
-        return -1.0
-    return max(1.0, sum(violation.amount for violation in record.violations))

@@ -11,8 +11,8 @@ from rich.live import Live
 from rich.text import Text
 
 from autotune.pool_study import PoolStudy, Proposal
-from autotune.records import TrialRecord
-from autotune.report import short, throughput, trial_table
+from autotune.records import TrialRecord, short
+from autotune.report import throughput, trial_table
 from autotune.spec import Budget
 from launchers.outcome import Outcome
 

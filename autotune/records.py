@@ -47,6 +47,11 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Where it ran: one entry per node and field."""
+        return {f"node{rank}.{name}": str(value) for rank, node in enumerate(self.nodes) for name, value in node.items()}
+
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
@@ -88,6 +93,34 @@ class TrialRecord:
     ended_s: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+
+
+_SHORT = {
+    "tensor_model_parallel_size": "TP",
+    "pipeline_model_parallel_size": "PP",
+    "num_virtual_stages_per_pipeline_rank": "VPP",
+    "context_parallel_size": "CP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+    "micro_batch_size": "MBS",
+    "sequence_parallel": "SP",
+    "recompute_granularity": "recompute",
+    "use_distributed_optimizer": "dist-opt",
+}
+
+
+def short(config: TrialConfig) -> str:
+    """A configuration in one line: what differs from Megatron's defaults, common knobs abbreviated."""
+    parts = []
+    for name, value in config.changed().items():
+        label = _SHORT.get(name, name)
+        if value is True:
+            parts.append(label)
+        elif label.isupper():
+            parts.append(f"{label}{value}")
+        else:
+            parts.append(f"{label}={'+'.join(value) if isinstance(value, tuple) else value}")
+    return " ".join(parts) or "Megatron's defaults"
 
 
 RECORD_ATTRIBUTE = "record"

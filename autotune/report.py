@@ -9,37 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.records import TrialRecord
+from autotune.doctor.finding import Finding, Status
+from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, speedup
 from launchers.outcome import Outcome
-from search_spaces.config import TrialConfig
-
-_SHORT = {
-    "tensor_model_parallel_size": "TP",
-    "pipeline_model_parallel_size": "PP",
-    "num_virtual_stages_per_pipeline_rank": "VPP",
-    "context_parallel_size": "CP",
-    "expert_model_parallel_size": "EP",
-    "expert_tensor_parallel_size": "ETP",
-    "micro_batch_size": "MBS",
-    "sequence_parallel": "SP",
-    "recompute_granularity": "recompute",
-    "use_distributed_optimizer": "dist-opt",
-}
-
-
-def short(config: TrialConfig) -> str:
-    """A configuration in one line: what differs from Megatron's defaults, common knobs abbreviated."""
-    parts = []
-    for name, value in config.changed().items():
-        label = _SHORT.get(name, name)
-        if value is True:
-            parts.append(label)
-        elif label.isupper():
-            parts.append(f"{label}{value}")
-        else:
-            parts.append(f"{label}={'+'.join(value) if isinstance(value, tuple) else value}")
-    return " ".join(parts) or "Megatron's defaults"
 
 
 def throughput(record: TrialRecord) -> str:
@@ -67,12 +40,24 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
         if record is not None:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
-    return Group(table, Text(_verdict(result, warmup_steps)), Text(_counts(result), style="dim"))
+    failures = [failure_table(result)] if result.best is None and result.records else []
+    return Group(table, Text(_verdict(result, warmup_steps)), *failures, Text(_counts(result), style="dim"))
+
+
+def failure_table(result: PoolResults) -> Table:
+    """How often trials ended in which way, with the last reason of each."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("outcome", "trials", "the last one"):
+        table.add_column(heading)
+    for outcome, count in result.outcomes.most_common():
+        last = [record for record in result.records if record.outcome is outcome][-1]
+        table.add_row(outcome.value, str(count), f"trial {last.number}: {(last.detail.splitlines() or [''])[0]}")
+    return table
 
 
 def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is None:
-        return "No configuration completed."
+        return "No feasible configuration: not one trial completed."
     if result.baseline is None:
         return "The baseline did not complete, so there is nothing to compare the winner with."
     if result.best is result.baseline:
@@ -126,4 +111,17 @@ def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str
         )
     for study, number, config in running:
         table.add_row(study, number, "running", config, "", style="cyan")
+    return table
+
+
+_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """Findings for a person, each problem with its fix."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        table.add_row(Text(finding.status, style=_STYLES[finding.status]), finding.name, finding.detail)
+        if finding.fix:
+            table.add_row("", "", Text(f"fix: {finding.fix}", style="yellow"))
     return table

@@ -66,7 +66,8 @@ class PoolResults:
 def results_of(study: optuna.Study, pool: PoolSpec) -> PoolResults:
     """Read one study."""
     frozen = study.get_trials(deepcopy=False)
-    records = tuple(record for trial in frozen if (record := record_from_trial(trial)) is not None)
+    ended = [record_from_trial(trial) for trial in frozen if trial.state.is_finished()]
+    records = tuple(record for record in ended if record is not None)
     try:
         number = study.best_trial.number
     except ValueError:

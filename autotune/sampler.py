@@ -6,7 +6,7 @@ a legal candidate is told to Optuna as that candidate, never repaired silently.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -17,7 +17,9 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.candidates import Candidates
 from autotune.spec import SamplerName
 
-_REDRAWS = 50
+# How often a sampler is asked for something new before the nearest open candidate is taken. One draw of a Gaussian process is a
+# whole fit, and what it likes it proposes again.
+_REDRAWS: dict[SamplerName, int] = {"tpe": 10, "gp": 2, "nsga2": 50, "random": 50, "grid": 0}
 
 
 def inner_sampler(name: SamplerName, seed: int) -> BaseSampler | None:
@@ -26,6 +28,10 @@ def inner_sampler(name: SamplerName, seed: int) -> BaseSampler | None:
         case "tpe":
             return TPESampler(seed=seed)
         case "gp":
+            import torch
+
+            # Its matrices are small: on a busy machine more threads only wait for each other.
+            torch.set_num_threads(1)
             return GPSampler(seed=seed)
         case "nsga2":
             return NSGAIISampler(seed=seed)
@@ -35,15 +41,21 @@ def inner_sampler(name: SamplerName, seed: int) -> BaseSampler | None:
             return None
 
 
+def candidate_sampler(name: SamplerName, seed: int, candidates: Candidates) -> CandidateSampler:
+    """The sampler of a study."""
+    return CandidateSampler(inner_sampler(name, seed), candidates, _REDRAWS[name])
+
+
 class CandidateSampler(BaseSampler):
-    """Delegates to an Optuna sampler until it proposes something new; after 50 repeats the nearest open candidate is taken.
+    """Delegates to an Optuna sampler until it proposes something new; after some repeats the nearest open candidate is taken.
 
     Attributes:
         legal_only: While set, illegal points are drawn again as well.
     """
 
-    def __init__(self, inner: BaseSampler | None, candidates: Candidates) -> None:
+    def __init__(self, inner: BaseSampler | None, candidates: Candidates, redraws: int) -> None:
         self.legal_only = False
+        self._redraws = redraws
         self._inner = inner
         self._candidates = candidates
 
@@ -58,8 +70,8 @@ class CandidateSampler(BaseSampler):
         if self._inner is None:
             return dict(self._candidates.first_open() or {})
         params: dict[str, Any] = {}
-        for _ in range(_REDRAWS):
-            params = self._draw(self._inner, study, trial, search_space)
+        for _ in range(self._redraws):
+            params = self._draw(self._inner, cast(Study, _TableTrials(study, search_space)), trial, search_space)
             config = self._candidates.config(params)
             if self._candidates.is_open(config):
                 return dict(self._candidates.params(config) or {})
@@ -96,6 +108,26 @@ class CandidateSampler(BaseSampler):
             if name not in params:
                 params[name] = inner.sample_independent(study, trial, name, distribution)
         return params
+
+
+class _TableTrials:
+    """A study as samplers see it: without trials outside the table (a baseline that is no candidate), which have no parameters.
+
+    GPSampler raises on them.
+    """
+
+    def __init__(self, study: Study, search_space: dict[str, BaseDistribution]) -> None:
+        self._study = study
+        self._names = search_space.keys()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def get_trials(self, *args: Any, **kwargs: Any) -> list[FrozenTrial]:
+        return [trial for trial in self._study.get_trials(*args, **kwargs) if self._names <= trial.params.keys()]
+
+    def _get_trials(self, *args: Any, **kwargs: Any) -> list[FrozenTrial]:
+        return [trial for trial in self._study._get_trials(*args, **kwargs) if self._names <= trial.params.keys()]
 
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

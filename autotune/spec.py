@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib.metadata
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
@@ -21,8 +21,10 @@ from pydantic import (
 )
 
 import search_spaces
-from autotune.errors import SpecError
-from search_spaces.config import TrialConfig
+from autotune.errors import NOTHING, SpecError
+from autotune.spec_errors import nearest, spec_error, wrong
+from search_spaces.choices import GROUPS
+from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload
 from search_spaces.space import SearchSpace
@@ -30,14 +32,15 @@ from search_spaces.space import SearchSpace
 SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
 _PRESETS = Path(search_spaces.__file__).parent / "presets"
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
+_WRITE_ONE = "`autotune init` writes a study to start from"
 _STORAGE_SCHEMES = ("sqlite", "postgresql", "mysql", "journal")
 
 
 def _url(schemes: tuple[str, ...]) -> AfterValidator:
     def check(value: str) -> str:
-        scheme = re.match(r"([a-z]+)(\+[a-z0-9]+)?:/", value)
+        scheme = re.match(r"([a-z]+)(\+[a-z0-9]+)?://", value)
         if scheme is None or scheme.group(1) not in schemes:
-            raise ValueError(f"not a URL that can be used here (known: {', '.join(f'{name}://' for name in schemes)})")
+            raise ValueError(f"is not a URL that can be used here; known: {', '.join(f'{name}://' for name in schemes)}")
         return value
 
     return AfterValidator(check)
@@ -79,7 +82,8 @@ class Measurement(_Part):
     @model_validator(mode="after")
     def _something_is_measured(self) -> Self:
         if self.steps <= self.warmup_steps:
-            raise ValueError(f"steps={self.steps} leaves nothing to measure after warmup_steps={self.warmup_steps}")
+            problem = f"leaves nothing to measure after warmup_steps={self.warmup_steps}"
+            raise wrong("steps", self.steps, problem, f"give at least {self.warmup_steps + 6} steps: six tell an interval")
         return self
 
 
@@ -92,12 +96,13 @@ class StudySpec(_Part):
         pools: Where trials run; one Optuna study each.
         global_batch_size: Sequences per optimiser step. A workload, never a knob.
         seq_length: Tokens per sequence.
+        gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
         search: Knob -> choices.
         budget: When the study ends.
         measurement: How long a trial runs.
-        sampler: Optuna sampler.
+        sampler: Optuna sampler; those that learn from failed trials, and `grid`.
         seed: Seed of the sampler, the weights and the batches.
         storage: Optuna storage URL; none = a journal file in the state folder.
         tracking_uri: MLflow tracking URI; none = SQLite in the state folder.
@@ -108,6 +113,7 @@ class StudySpec(_Part):
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
     global_batch_size: PositiveInt
     seq_length: PositiveInt
+    gpus: tuple[NonNegativeInt | str, ...] | None = None
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
     search: dict[str, Any] | Literal["auto"]
@@ -123,24 +129,68 @@ class StudySpec(_Part):
         names = [pool.name for pool in self.pools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"pool name {twice[0]!r} is given twice (every pool needs a name of its own)")
+            raise wrong("pools", twice[0], "two pools have the same name", "every pool needs a name of its own")
         return self
 
     @model_validator(mode="after")
     def _choices_can_be_read(self) -> Self:
         for pool in self.pools:
-            SearchSpace(self.workload(pool), self.search, base=self.baseline)
+            for name, wanted in self.search.items() if isinstance(self.search, dict) else ():
+                self._check_choices(pool, name, wanted)
+            try:
+                SearchSpace(self.workload(pool), self.search, base=self.baseline)
+            except ValueError as error:
+                raise wrong("search", NOTHING, str(error), "choose every knob once, by itself or in its group") from None
         return self
 
-    def workload(self, pool: PoolSpec) -> Workload:
-        """What is trained on `pool`."""
+    def _check_choices(self, pool: PoolSpec, name: str, wanted: Any) -> None:
+        """One knob's choices by themselves, so that the message can name it."""
+        known = [*TrialConfig.model_fields, *GROUPS]
+        if name not in known:
+            raise wrong(f"search.{name}", wanted, "is not a knob", nearest(name, known))
+        if "grid_search" in str(wanted):
+            hint = "list the choices, e.g. [1, 2, 4]; `sampler: grid` tries them all in order"
+            raise wrong(f"search.{name}", wanted, "Ray's grid_search is not used here", hint)
+        try:
+            SearchSpace(self.workload(pool), {name: wanted}, base=self.baseline)
+        except ValueError as error:
+            raise wrong(f"search.{name}", wanted, *_about_choices(name, str(error))) from None
+
+    def workload(self, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> Workload:
+        """What is trained on `pool`, under the rules of `megatron`; none = the installed megatron-core's."""
         return Workload(
+            megatron=megatron or installed_megatron(),
             model=self.model,
             world_size=pool.world_size,
             global_batch_size=self.global_batch_size,
             seq_length=self.seq_length,
             device=pool.device,
         )
+
+
+def installed_megatron() -> Literal["0.16", "0.19"]:
+    """The set of rules for the megatron-core that is installed here; the newest where none is."""
+    try:
+        minor = int(importlib.metadata.version("megatron-core").split(".")[1])
+    except importlib.metadata.PackageNotFoundError:
+        return "0.19"
+    return "0.16" if minor < 19 else "0.19"
+
+
+def _about_choices(name: str, message: str) -> tuple[str, str]:
+    """What is wrong with a knob's choices, and what they may be."""
+    if message.startswith("invalid literal"):
+        message = "the ends of a range must be whole numbers"
+    problem = re.sub(r" \([^()]*(\(.*\))?[^()]*\)$", "", message).removeprefix(name).lstrip(": ")
+    meaning = f"{name}: {knobs()[name].description}; " if name in TrialConfig.model_fields else ""
+    return problem, f"{meaning}give a list of choices, e.g. [{_example(name)}]"
+
+
+def _example(name: str) -> str:
+    default = TrialConfig().model_dump().get(name, "none")
+    if isinstance(default, bool):
+        return "false, true"
+    return "1, 2, 4" if isinstance(default, int) else str(default if default is not None else "none").lower()
 
 
 def load_study(path: Path, overrides: dict[str, Any] | None = None) -> StudySpec:
@@ -175,7 +225,7 @@ def _validated(data: dict[str, Any], overrides: dict[str, Any]) -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        raise _spec_error(error) from None
+        raise spec_error(error, StudySpec) from None
 
 
 def study_file(text: str) -> Path:
@@ -188,45 +238,24 @@ def study_file(text: str) -> Path:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError("study file", str(path), f"cannot be read: {error}", "give the path of a YAML study file") from None
+    except UnicodeDecodeError:
+        raise SpecError("study file", path, "is not a text file", _WRITE_ONE) from None
+    except OSError as error:
+        problem = f"cannot be read: {(error.strerror or 'error').lower()}"
+        raise SpecError("study file", path, problem, f"give the path of a YAML study file; {_WRITE_ONE}") from None
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError("study file", str(path), f"is not YAML: {error}", "`autotune init` writes a study to start from") from None
-    if not isinstance(data, dict):
-        raise SpecError("study file", str(path), "is not a mapping of fields", "`autotune init` writes a study to start from")
+        raise SpecError("study file", path, f"is not YAML: {_one_line(error)}", _WRITE_ONE) from None
+    if data is None:
+        raise SpecError("study file", path, "is empty", _WRITE_ONE)
+    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
+        raise SpecError("study file", path, "is not a mapping of fields to values", _WRITE_ONE)
     return data
 
 
-def _spec_error(error: ValidationError) -> SpecError:
-    """The first problem as field, value and hint; the others are counted and named."""
-    first, *others = error.errors()
-    field = ".".join(str(part) for part in first["loc"]) or "study"
-    value = first["input"] if first["type"] != "missing" else "nothing"
-    if isinstance(value, BaseModel | dict) and first["type"] == "value_error":
-        value = "see above"
-    problem = first["msg"].removeprefix("Value error, ")
-    if others:
-        problem += f"; also wrong: {', '.join('.'.join(map(str, other['loc'])) for other in others)}"
-    return SpecError(field, value, problem, _hint(first["type"], first["loc"]))
-
-
-def _hint(kind: str, loc: tuple[int | str, ...]) -> str:
-    if kind == "extra_forbidden":
-        names = _fields_at(loc[:-1])
-        near = difflib.get_close_matches(str(loc[-1]), names, n=1, cutoff=0.5)
-        return f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(names)}"
-    if kind == "missing":
-        return f"add `{loc[-1]}:` to the study file; `autotune init` writes a complete one"
-    return "see the README, 'A study for your own model'"
-
-
-def _fields_at(loc: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = StudySpec
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        annotation: Any = model.model_fields[part].annotation
-        model = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(model.model_fields)
+def _one_line(error: yaml.YAMLError) -> str:
+    """Problem and place of a YAML error, without the quoted text."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
+    return str(error).splitlines()[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ import yaml
 from autotune.errors import AutotuneError, SpecError
 from autotune.records import TrialRecord
 from autotune.spec import StudySpec, load_study
+from autotune.storage import absolute_url
 
 DEFAULT_ROOT = Path(".autotune")
 _SPEC = "study.yaml"
@@ -39,9 +42,13 @@ class StateFolder:
         return self.path / "trials"
 
     def write_spec(self, spec: StudySpec) -> None:
-        """Keep the study's spec, so that `resume` needs no other file."""
+        """Keep the study's spec, so that `resume` needs no other file and works from any folder."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.path / _SPEC, yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True), sort_keys=False))
+        kept = spec.model_dump(mode="json", exclude_defaults=True)
+        for field in ("storage", "tracking_uri"):
+            if field in kept:
+                kept[field] = absolute_url(kept[field])
+        _write(self.path / _SPEC, yaml.safe_dump(kept, sort_keys=False))
 
     def read_spec(self) -> StudySpec:
         """The kept spec.
@@ -65,6 +72,15 @@ class StateFolder:
         except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
             return None
 
+    def detach(self, address: str | None) -> tuple[int, Path]:
+        """Go on with the kept study in a process of its own, which survives this terminal; its process id and its log."""
+        command = [sys.executable, "-m", "autotune.cli", "resume", str(self.path)]
+        command += ["--address", address] if address else []
+        log = self.path / "driver.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+        return process.pid, log
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder as its only driver.
@@ -84,8 +100,10 @@ class StateFolder:
                 ) from None
             me = {"pid": os.getpid(), "process_started_s": psutil.Process().create_time(), "started_s": time.time()}
             _write(self.path / _DRIVER, json.dumps(me))
-            yield
-            (self.path / _DRIVER).unlink(missing_ok=True)
+            try:
+                yield
+            finally:
+                (self.path / _DRIVER).unlink(missing_ok=True)
 
 
 def find_study(text: str, root: Path = DEFAULT_ROOT) -> StateFolder:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, isfinite
 
 import numpy as np
 
@@ -57,5 +57,5 @@ def _coverage(count: int, rank: int) -> float:
 
 
 def steady(step_s: Sequence[float], warmup_steps: int) -> list[float]:
-    """Seconds of the steps after warm-up; all of them where the trial was shorter."""
-    return list(step_s[warmup_steps:] or step_s)
+    """Seconds of the steps after warm-up, of all steps where the trial was shorter; values that no step can take are left out."""
+    return [value for value in step_s[warmup_steps:] or step_s if isfinite(value) and value > 0]

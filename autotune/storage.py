@@ -2,79 +2,165 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from pathlib import Path
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from sqlalchemy.exc import SQLAlchemyError
+from optuna.study import StudyDirection
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from autotune.errors import InfrastructureError, SpecError
-from autotune.filesystem import is_network_filesystem, locks_work
+from autotune.filesystem import is_network_filesystem, lock_report
 
 JOURNAL_NAME = "optuna-journal.log"
+WAIT_S = 30.0
+_RETRY_S = 1.0
+_CONNECT_S = 15
+_BLOCK_BYTES = 65536
 _LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
 
 
-def open_storage(url: str | None, state_folder: Path) -> BaseStorage:
+def open_storage(url: str | None, state_folder: Path, *, wait_s: float = WAIT_S, mounts: str | None = None) -> BaseStorage:
     """The storage at `url`, or the journal file in the state folder.
 
     Files on a network disk are used only after a two-process lock test there has passed.
 
+    Args:
+        url: Optuna storage URL; None = the journal file.
+        state_folder: The study's folder.
+        wait_s: How long a database server that does not answer yet is waited for.
+        mounts: Text of /proc/self/mounts; None reads it.
+
     Raises:
         InfrastructureError: where locks do not hold or the database does not answer.
+        SpecError: where the URL names something that would not outlive this process.
     """
     path = _file_of(url, state_folder)
-    if path is not None and is_network_filesystem(path.parent) and not locks_work(path.parent):
+    if path is None:
+        assert url is not None
+        return _open_database(url, wait_s)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"Optuna's storage {path} cannot be created: {(error.strerror or 'error').lower()}"
+        raise InfrastructureError(problem, "give another state folder or `storage:`") from None
+    _check_locks(path.parent, mounts)
+    return _open_database(url, 0.0) if url and url.startswith("sqlite") else _open_journal(path)
+
+
+def absolute_url(url: str) -> str:
+    """The same storage with an absolute path, where it is a file."""
+    path, (scheme, _, rest) = _file_of(url, Path()), url.partition("://")
+    if path is None or path.is_absolute():
+        return url
+    _, question, options = rest.partition("?")
+    slashes = "///" if scheme.startswith("sqlite") else "//"
+    return f"{scheme}:{slashes}{path.resolve()}{question}{options}"
+
+
+def _check_locks(folder: Path, mounts: str | None) -> None:
+    if not is_network_filesystem(folder, mounts):
+        return
+    report = lock_report(folder)
+    if not report.ok:
         raise InfrastructureError(
-            f"{path.parent} is on a network disk whose file locks do not hold, so Optuna's storage would be corrupted there",
+            f"{folder} is on a network disk whose file locks do not hold, so Optuna's storage would be corrupted there "
+            f"({report.detail})",
             "give a state folder on a local disk, or `storage: postgresql://...`",
         )
-    if url is None or url.startswith("journal:"):
-        assert path is not None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=JournalFileOpenLock(str(path))))
-    return _open_database(url)
 
 
-def mend_journal(url: str | None, state_folder: Path) -> None:
-    """Clear up what a killed driver may have left in the journal file: its lock, and the beginning of a line.
-
-    Call it as the only driver of the state folder. A journal elsewhere may have other writers: its lock is waited for.
-    """
-    path = _file_of(url, state_folder)
-    if path is None or not path.is_file() or not (url is None or url.startswith("journal:")):
-        return
+def drop_stale_lock(url: str | None, state_folder: Path) -> None:
+    """Remove the journal lock that a killed driver may have left in the state folder. Call it as the folder's only driver."""
     if url is None:
-        path.with_name(path.name + _LOCK_SUFFIX).unlink(missing_ok=True)
+        (state_folder / (JOURNAL_NAME + _LOCK_SUFFIX)).unlink(missing_ok=True)
+
+
+def _open_journal(path: Path) -> BaseStorage:
     lock = JournalFileOpenLock(str(path))
+    _drop_partial_line(path, lock)
+    try:
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        problem = f"Optuna's journal {path} cannot be read: {error}"
+        raise InfrastructureError(
+            problem, "move the file away to begin anew, or give a copy of it by `storage: journal://...`"
+        ) from None
+
+
+def _drop_partial_line(path: Path, lock: JournalFileOpenLock) -> None:
+    """Cut off what a killed driver left half written: Optuna would append to it and could read no line from there on."""
+    if not path.exists() or _is_whole(path):
+        return
     lock.acquire()
     try:
         with path.open("rb+") as journal:
-            journal.truncate(journal.read().rfind(b"\n") + 1)
+            end = journal.seek(0, os.SEEK_END)
+            keep = _end_of_last_line(journal.fileno(), end)
+            if keep < end:
+                journal.truncate(keep)
     finally:
         lock.release()
 
 
-def _open_database(url: str) -> BaseStorage:
-    engine = {} if url.startswith("sqlite") else {"pool_pre_ping": True, "connect_args": {"connect_timeout": 15}}
-    try:
-        return RDBStorage(url, engine_kwargs=engine)
-    except (SQLAlchemyError, ImportError) as error:
-        raise InfrastructureError(
-            f"Optuna's storage {url.rsplit('@', maxsplit=1)[-1]} does not answer: {str(error).splitlines()[0]}",
-            "check address, credentials and the driver package (psycopg2, mysqlclient)",
-        ) from error
+def _is_whole(path: Path) -> bool:
+    with path.open("rb") as journal:
+        end = journal.seek(0, os.SEEK_END)
+        return _end_of_last_line(journal.fileno(), end) == end
+
+
+def _end_of_last_line(descriptor: int, end: int) -> int:
+    """Offset behind the last newline; 0 where there is none."""
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _open_database(url: str, wait_s: float) -> BaseStorage:
+    """Connect, waiting for a server that is still starting."""
+    is_file = url.startswith("sqlite")
+    # Connections idle for the length of a trial may have been closed by the server.
+    engine = {} if is_file else {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_S}}
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return RDBStorage(url, engine_kwargs=engine)
+        except OperationalError as error:
+            if time.monotonic() >= deadline:
+                raise _unreachable(url, error) from error
+        except (SQLAlchemyError, ImportError, RuntimeError) as error:
+            raise _unreachable(url, error) from error
+        time.sleep(_RETRY_S)
+
+
+def _unreachable(url: str, error: Exception) -> InfrastructureError:
+    return InfrastructureError(
+        f"Optuna's storage {url.rsplit('@', maxsplit=1)[-1]} does not answer: {str(error).splitlines()[0]}",
+        "check address, credentials and the driver package (psycopg2, mysqlclient)",
+    )
 
 
 def _file_of(url: str | None, state_folder: Path) -> Path | None:
+    """The file that a URL names; None for a database server."""
     if url is None:
         return state_folder / JOURNAL_NAME
     scheme, _, rest = url.partition("://")
-    if scheme == "journal":
-        return Path("/" + rest.lstrip("/") if rest.startswith("/") else rest)
-    return Path(rest.removeprefix("/")) if scheme.startswith("sqlite") else None
+    if scheme != "journal" and not scheme.startswith("sqlite"):
+        return None
+    text = rest.partition("?")[0]
+    name = text if scheme == "journal" else text.removeprefix("/")
+    if name in ("", ":memory:"):
+        raise SpecError("storage", url, "names no file", f"e.g. {scheme}:///path/to/study; a study must outlive its driver")
+    return Path(name)
 
 
 def open_study(storage: BaseStorage, name: str, sampler: BaseSampler, fingerprint: dict[str, object]) -> optuna.Study:
@@ -84,18 +170,17 @@ def open_study(storage: BaseStorage, name: str, sampler: BaseSampler, fingerprin
         SpecError: where the storage holds a study of this name over something else.
     """
     study = optuna.create_study(study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True)
-    if study.direction is not optuna.study.StudyDirection.MAXIMIZE:
-        raise SpecError("storage", name, "holds a study of this name that minimises", "give another name or another storage")
+    hint = "give the study another name, or another storage"
+    if study.directions != [StudyDirection.MAXIMIZE]:
+        raise SpecError("name", name, "the storage holds a study of this name with another direction", hint)
     known = study.user_attrs.get("fingerprint")
+    if known is None and study.get_trials(deepcopy=False):
+        raise SpecError("name", name, "the storage holds a study of this name that another program made", hint)
     if known is None:
         study.set_user_attr("fingerprint", fingerprint)
         return study
     changed = [key for key in fingerprint if known.get(key) != fingerprint[key]]
     if changed:
-        raise SpecError(
-            "name",
-            name,
-            f"the storage holds a study of this name with another {' and '.join(changed)}",
-            "give the study another name, or another state folder",
-        )
+        problem = f"the storage holds a study of this name with another {' and '.join(changed)}"
+        raise SpecError("name", name, problem, "give the study another name, or another state folder")
     return study

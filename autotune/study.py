@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
 from autotune.ray_session import RaySession
@@ -15,7 +17,7 @@ from autotune.results import PoolResults
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals
-from autotune.storage import mend_journal, open_storage
+from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
 
@@ -59,6 +61,18 @@ def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[Pool
     return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
 
 
+def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
+    """Check that the study can be opened, and keep its spec, so that another process can go on with it.
+
+    Raises:
+        AutotuneError: where another driver runs it, or the storage holds something else under its name.
+    """
+    load_launcher(spec.launcher)
+    with folder.locked():
+        open_studies(spec, folder, lambda study, record: None)
+        folder.write_spec(spec)
+
+
 def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, address: str | None = None) -> list[PoolResults]:
     """Run, or go on with, a study until every pool has ended.
 
@@ -74,9 +88,9 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
+    load_launcher(spec.launcher)  # a wrong name must show before anything is made
     with StopSignals() as stop, folder.locked():
-        folder.write_spec(spec)
-        mend_journal(spec.storage, folder.path)
+        drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
         try:
             return _run(spec, folder, listener, tracker, address, stop)
@@ -94,6 +108,8 @@ def _run(
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, on_record)
+    # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
+    folder.write_spec(spec)
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
@@ -108,6 +124,13 @@ def _run(
     return [study.results() for study in studies]
 
 
+def _gpus(spec: StudySpec) -> tuple[str, ...]:
+    """GPUs for a private Ray; none where every pool runs on CPU."""
+    if all(pool.device == "cpu" for pool in spec.pools):
+        return ()
+    return usable_gpus(spec.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 def _run_on_ray(
     spec: StudySpec,
     folder: StateFolder,
@@ -119,7 +142,7 @@ def _run_on_ray(
 ) -> None:
     with ExitStack() as stack:
         with stop.interruptible():
-            session = stack.enter_context(RaySession(spec.pools, address))
+            session = stack.enter_context(RaySession(spec.pools, address, _gpus(spec)))
             for run in runs:
                 run.open()
         # Only now: Ray reads its environment when it is imported.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,13 @@ def from_line(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
+
+
+def wait_for(descriptor: int, *, write: bool = False, timeout_s: float) -> bool:
+    """True once the descriptor can be read (or written), or its other end is gone; also for numbers over select's 1024."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT if write else select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 class LineReader:

@@ -14,13 +14,13 @@ from pathlib import Path
 from launchers.base import StepRecord
 from launchers.log_causes import last_words
 from launchers.outcome import Evidence, Outcome, RankEnd, Verdict, classify
-from launchers.supervised import Event, LaunchRequest, RankEnvironment, Supervised, SupervisorLostError, node_environment
+from launchers.rank_environment import node_environment
+from launchers.supervised import Event, LaunchRequest, Supervised, SupervisorLostError
 
 __all__ = [
     "Event",
     "LaunchRequest",
     "Limits",
-    "RankEnvironment",
     "Supervised",
     "SupervisorLostError",
     "TrialEnd",
@@ -30,6 +30,7 @@ __all__ = [
 
 _GRACE_S = 1.0
 _STACKS_S = 0.3
+_END_S = 40.0
 _POLL_S = 0.25
 _TAIL_BYTES = 1 << 16
 _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
@@ -243,11 +244,18 @@ class _Watch:
         try:
             if self.limit:
                 self._dump_stacks()
-            self.ended = self.supervised.end_trial(self.request.trial)
+            self.ended = self.supervised.end_trial(self.request.trial, _END_S)
         except SupervisorLostError as error:
             self.lost = self.lost or str(error)
+            self._kill_supervisor()
         if self.ended.get("event") == "supervisor_exit" and not self.lost and not self._all_ended():
             self.lost = f"the supervisor ended: {self.ended['reason']}"
+
+    def _kill_supervisor(self) -> None:
+        try:
+            self.ended = self.supervised.kill()
+        except SupervisorLostError as error:
+            self.lost = f"{self.lost}; {error}"
 
     def result(self) -> TrialEnd:
         """Judge it."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_DEAD_STATES = "ZXx"
+_GONE_STATES = "Xx"
 _PAUSE_S = 0.005
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,12 +40,18 @@ class Process(NamedTuple):
     start_ticks: int
     parent: int
     state: str
+    num_threads: int
     name: str
 
     @property
     def key(self) -> tuple[int, int]:
         """What identifies the process for the life of the machine."""
         return self.pid, self.start_ticks
+
+    @property
+    def dead(self) -> bool:
+        """True for a zombie, unless only its main thread has ended: the others may still hold the GPU."""
+        return self.state in _GONE_STATES or (self.state == "Z" and self.num_threads <= 1)
 
     def describe(self) -> str:
         """One phrase for a report."""
@@ -60,13 +66,13 @@ def read_process(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = tail.split()
-    return Process(pid, int(fields[19]), int(fields[1]), fields[0], head.partition("(")[2])
+    return Process(pid, int(fields[19]), int(fields[1]), fields[0], int(fields[17]), head.partition("(")[2])
 
 
 def is_alive(key: tuple[int, int]) -> bool:
     """True while the process with this number and start time exists and is no zombie."""
     process = read_process(key[0])
-    return process is not None and process.key == key and process.state not in _DEAD_STATES
+    return process is not None and process.key == key and not process.dead
 
 
 def descendants(root: int) -> list[Process]:
@@ -80,7 +86,7 @@ def descendants(root: int) -> list[Process]:
         below = children.pop(queue.pop(), [])
         found += below
         queue += [process.pid for process in below]
-    return [process for process in found if process.state not in _DEAD_STATES]
+    return [process for process in found if not process.dead]
 
 
 def kill_exactly(process: Process) -> bool:
@@ -127,6 +133,7 @@ def end_descendants(root: int, *, keep: Container[tuple[int, int]] = (), limit_s
         reap()
         left = [process for process in descendants(root) if process.key not in keep]
         if not left or time.monotonic() > deadline_s:
+            reap()  # those that died since, so that nobody meets them later
             return Ended(len(killed), tuple(process.describe() for process in left))
         killed.update(process.key for process in left if kill_exactly(process))
         time.sleep(_PAUSE_S)

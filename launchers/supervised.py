@@ -14,7 +14,6 @@ Events are dicts with their name in `event`; those of a trial carry `trial`, tho
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import sys
 import time
@@ -25,37 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from launchers.base import Rendezvous
-from launchers.json_lines import LineReader, LineWriter, from_line, to_line
+from launchers.json_lines import LineReader, LineWriter, from_line, to_line, wait_for
+from launchers.process_tree import Process, kill_exactly, read_process
+from launchers.rank_environment import node_environment
+from search_spaces.hardware import RankEnvironment
 
 Event = dict[str, Any]
 
 _SEND_S = 10.0
 _START_S = 10.0
-_END_S = 20.0
+_END_S = 40.0
 _CLOSE_S = 40.0
 _EXIT_COMMAND_S = 10.0
-_AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")
-_AGENT_ONLY = ("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_GPU_SELECTION = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnvironment:
-    """Where a pool's ranks run.
-
-    Attributes:
-        python: The pool's Python: a path, or a name on the ranks' PATH.
-        setup: Shell file that bash sources before Python starts.
-        container: Command prefix that runs what follows inside a container and passes stdin, stdout and stderr through.
-        container_stop: Command that ends the container, where killing the prefix does not.
-        env: Variables for the ranks; they win over the node's.
-    """
-
-    python: str = "python3"
-    setup: str | None = None
-    container: tuple[str, ...] = ()
-    container_stop: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +48,7 @@ class LaunchRequest:
         job: Plain values for the program.
         rendezvous: Where all ranks meet.
         ranks: The ranks that this node starts, by local rank.
-        log_folder: Receives `rank<r>.log`.
+        log_folder: Receives `rank<r>.log`; the ranks' working folder.
         env: Variables of this trial; they win over the pool's.
     """
 
@@ -88,29 +68,6 @@ class LaunchRequest:
 
 class SupervisorLostError(RuntimeError):
     """The process tree does not answer; the node's fault, not the trial's."""
-
-
-def node_environment(raylet_pid: int | None) -> dict[str, str]:
-    """The node's own environment: without what this agent got for itself, with the GPUs that it was given.
-
-    The raylet's environment is the node's; without a raylet it is this process's. Its Python and virtual environment are left
-    out, and, where there is no raylet to tell the node's from the agent's, library paths too.
-    """
-    node = _environment_of(raylet_pid)
-    agent_only = _AGENT_ONLY if node is None else ("VIRTUAL_ENV",)
-    base = os.environ if node is None else node | {name: os.environ[name] for name in _GPU_SELECTION if name in os.environ}
-    return {name: value for name, value in base.items() if name not in agent_only and not name.startswith(_AGENT_ONLY_PREFIXES)}
-
-
-def _environment_of(pid: int | None) -> dict[str, str] | None:
-    if not pid:
-        return None
-    try:
-        text = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
-    pairs = (os.fsdecode(entry).partition("=") for entry in text.split(b"\0") if b"=" in entry)
-    return {name: value for name, _, value in pairs} or None
 
 
 class Supervised:
@@ -140,6 +97,7 @@ class Supervised:
         self._commands: LineWriter | None = None
         self._reader: LineReader | None = None
         self._events: deque[Event] = deque()
+        self._supervisor: Process | None = None
         self._reported_exit = False
 
     @property
@@ -148,7 +106,11 @@ class Supervised:
         return self._commands is not None and self._reader is not None
 
     def start(self) -> None:
-        """Start guardian, supervisor and warm process; returns before the warm process is ready."""
+        """Start guardian, supervisor and warm process; returns before the warm process is ready.
+
+        Raises:
+            SupervisorLostError: Where they cannot be started.
+        """
         if self.alive:
             return
         if self._reader is not None:
@@ -156,25 +118,32 @@ class Supervised:
         entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
         argv = [sys.executable, "-I", "-S", entry, "supervise"]
         command_ends, event_ends = os.pipe(), os.pipe()
+        self._commands, self._reader = LineWriter(command_ends[1]), LineReader(event_ends[0])
         try:
             subprocess.run(argv, stdin=command_ends[0], stdout=event_ends[1], check=True, timeout=_START_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            self._hang_up()
+            raise SupervisorLostError(f"the supervisor does not start: {error}") from error
         finally:
             os.close(command_ends[0])
             os.close(event_ends[1])
         self.supervisors_started += 1
         self.warm_pid = None
+        self._supervisor = None
         self._reported_exit = False
         self._events.clear()
-        self._commands, self._reader = LineWriter(command_ends[1]), LineReader(event_ends[0])
         self._send(self._start_command())
         if self._exit_command:
             self._send(self._exit_command)
 
     def _start_command(self) -> Event:
-        pool = asdict(self._environment)
+        pool, pool_env = self._environment, dict(self._environment.env)
         watch = {"agent": os.getpid()} | ({"raylet": self._raylet_pid} if self._raylet_pid else {})
-        env = node_environment(self._raylet_pid) | dict(self._environment.env)
-        return {"command": "start", **pool, "env": env, "pool_env": pool["env"], "preload": self._preload, "watch": watch}
+        start = {name: getattr(pool, name) for name in ("setup", "container", "container_stop")} | {
+            "python": pool.python or sys.executable
+        }
+        env = node_environment(self._raylet_pid) | pool_env
+        return {"command": "start", **start, "env": env, "pool_env": pool_env, "preload": self._preload, "watch": watch}
 
     def set_exit_command(self, argv: Sequence[str], timeout_s: float = _EXIT_COMMAND_S) -> None:
         """Run this in the agent's environment after the last process of the tree has ended; an empty `argv` takes it back."""
@@ -202,7 +171,7 @@ class Supervised:
         """The next event, or None where none came in time. After `supervisor_exit` none will come until the next `start`."""
         deadline_s = time.monotonic() + timeout_s
         while not self._events and self._reader is not None:
-            if not select.select([self._reader.descriptor], [], [], max(0.0, deadline_s - time.monotonic()))[0]:
+            if not wait_for(self._reader.descriptor, timeout_s=deadline_s - time.monotonic()):
                 return None
             self._take(self._reader.read())
             if self._reader.closed or self._reported_exit:
@@ -229,6 +198,16 @@ class Supervised:
             self._commands = None
         return self._await(lambda _event: False, timeout_s)
 
+    def kill(self, timeout_s: float = _CLOSE_S) -> Event:
+        """SIGKILL a supervisor that does not answer; the guardian ends everything. Returns `supervisor_exit`.
+
+        Raises:
+            SupervisorLostError: Where the guardian does not answer either.
+        """
+        if self._supervisor is not None:
+            kill_exactly(self._supervisor)
+        return self.close(timeout_s)
+
     def _await(self, wanted: Callable[[Event], bool], timeout_s: float) -> Event:
         deadline_s = time.monotonic() + timeout_s
         while self._reader is not None or self._events:
@@ -246,21 +225,26 @@ class Supervised:
             return False
         writer.add(to_line(command))
         while writer.pending_bytes and time.monotonic() < deadline_s:
-            select.select([], [writer.descriptor], [], 0.1)
+            wait_for(writer.descriptor, write=True, timeout_s=0.1)
             writer.flush()
         return not writer.broken and not writer.pending_bytes
 
     def _take(self, lines: list[bytes]) -> None:
         for line in lines:
-            event = from_line(line)
-            if event is None:
-                continue
-            if event["event"] == "warm":
+            if event := from_line(line):
+                self._note(event)
+                self._events.append(event)
+
+    def _note(self, event: Event) -> None:
+        match event["event"]:
+            case "supervisor":
+                self._supervisor = read_process(event["supervisor_pid"])
+            case "warm":
                 self.preloads, self.warm_pid = self.preloads + 1, event["pid"]
-            elif event["event"] == "warm_exit":
+            case "warm_exit":
                 self.warm_pid = None
-            self._reported_exit = event["event"] == "supervisor_exit"
-            self._events.append(event)
+            case "supervisor_exit":
+                self._reported_exit = True
 
     def _hang_up(self) -> None:
         """Both guardian and supervisor have ended; say so where neither could."""

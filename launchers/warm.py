@@ -16,6 +16,8 @@ import signal
 import sys
 import time
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from launchers.base import RankContext, Rendezvous
@@ -53,6 +55,7 @@ class Rank:
         rendezvous = Rendezvous(**self._launch["rendezvous"])
         local_rank = self._launch["ranks"].index(self._rank)
         self._set_environment(rendezvous, local_rank)
+        os.chdir(self._launch["log_folder"])
         program = load_program(self._launch["program"])
         program.main(self._launch["job"], RankContext(self._rank, local_rank, rendezvous, self.emit))
         sys.stdout.flush()
@@ -97,8 +100,7 @@ class WarmProcess:
         """Serve the commands of one pipe and report to another."""
         self._commands = LineReader(commands)
         self._events = events
-        self._ranks: dict[int, int] = {}
-        self._trial: str | None = None
+        self._ranks: dict[int, tuple[str, int]] = {}
         self._wakeup = _wake_on_dead_child()
 
     def serve(self) -> Rank | None:
@@ -131,20 +133,21 @@ class WarmProcess:
         start_s = time.monotonic()
         for name, value in env.items():  # a container may not have passed them on
             os.environ.setdefault(name, value)
-        for module in modules:
-            importlib.import_module(module)
+        with _one_blas_thread():
+            for module in modules:
+                importlib.import_module(module)
         gc.collect()
         gc.freeze()
         threads = len(os.listdir("/proc/self/task"))
         self._emit("warm", pid=os.getpid(), preload_s=time.monotonic() - start_s, threads=threads)
 
     def _launch(self, launch: dict[str, Any]) -> Rank | None:
-        self._trial = launch["trial"]
+        trial = launch["trial"]
         start_s = time.monotonic()
         try:
             logs = {rank: _open_log(launch["log_folder"], rank) for rank in launch["ranks"]}
         except OSError as error:
-            self._emit("launch_failed", trial=self._trial, detail=f"cannot open a rank's log: {error}")
+            self._emit("launch_failed", trial=trial, detail=f"cannot open a rank's log: {error}")
             return None
         sys.stdout.flush()
         warm_pid = os.getpid()
@@ -153,11 +156,11 @@ class WarmProcess:
             if pid == 0:
                 self._become_rank(warm_pid, logs[rank])
                 return Rank(launch, rank, self._events)
-            self._ranks[pid] = rank
+            self._ranks[pid] = (trial, rank)
         for log in logs.values():
             os.close(log)
-        pids = {str(rank): pid for pid, rank in self._ranks.items()}
-        self._emit("launched", trial=self._trial, pids=pids, fork_s=time.monotonic() - start_s)
+        pids = {str(rank): pid for pid, (of_trial, rank) in self._ranks.items() if of_trial == trial}
+        self._emit("launched", trial=trial, pids=pids, fork_s=time.monotonic() - start_s)
         return None
 
     def _become_rank(self, warm_pid: int, log: int) -> None:
@@ -169,6 +172,7 @@ class WarmProcess:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(self._commands.descriptor)
+        _offer_to_oom_killer()
 
     def _end(self, trial: str) -> None:
         ended = end_descendants(os.getpid(), limit_s=_CLEAN_UP_S, reap=self._report_exits)
@@ -177,14 +181,32 @@ class WarmProcess:
     def _report_exits(self) -> None:
         for pid, code in reap_children().items():
             if pid in self._ranks:
-                self._emit("rank_exit", trial=self._trial, rank=self._ranks.pop(pid), code=code, time_s=time.time())
+                trial, rank = self._ranks.pop(pid)
+                self._emit("rank_exit", trial=trial, rank=rank, code=code, time_s=time.time())
 
     def _emit(self, event: str, **fields: Any) -> None:
         os.write(self._events, to_line({"event": event, **fields}))
 
 
+@contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Keep numpy's BLAS from starting threads when it is loaded; a process with threads is not safe to fork."""
+    name = "OPENBLAS_NUM_THREADS"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    yield
+    if given is None:
+        del os.environ[name]
+
+
 def _open_log(folder: str, rank: int) -> int:
     return os.open(os.path.join(folder, f"rank{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def _offer_to_oom_killer() -> None:
+    """Where the host runs out of memory, a rank shall end, not what supervises it."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
 
 
 def _wake_on_dead_child() -> int:

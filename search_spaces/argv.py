@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from search_spaces.config import TrialConfig
+    from search_spaces.model import ModelSpec
 
 PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16"}
 ALIASES = {
@@ -26,9 +28,71 @@ def config_argv(config: TrialConfig) -> list[str]:
     defaults = type(config)()
     for flag, name in _flags().items():
         value = getattr(config, name)
-        if value != getattr(defaults, name) or _always(config, name):
+        if value != getattr(defaults, name) or name == "micro_batch_size" or _always(config, name):
             argv += _spell(flag, value)
     return argv
+
+
+def model_argv(model: ModelSpec) -> list[str]:
+    """The arguments of a model's shapes."""
+    argv: list[str] = []
+    for name in _MODEL_VALUES:
+        value = getattr(model, name)
+        unused = not model.is_moe and value == type(model).model_fields[name].default
+        if value is not None and not (unused and name.startswith("moe_")):
+            argv += [_flag(name), _layer_list(value) if isinstance(value, tuple) else str(value)]
+    for name in _MODEL_SWITCHES:
+        if getattr(model, name):
+            argv.append(_flag(name))
+    if not model.add_bias_linear:
+        argv.append("--disable-bias-linear")
+    if model.num_query_groups is not None and not model.multi_latent_attention:
+        argv += ["--group-query-attention", "--num-query-groups", str(model.num_query_groups)]
+    if model.multi_latent_attention:
+        argv += [item for name in _LATENT if (value := getattr(model, name)) for item in (_flag(name), str(value))]
+    return argv
+
+
+_MODEL_VALUES = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "ffn_hidden_size",
+    "kv_channels",
+    "vocab_size",
+    "make_vocab_size_divisible_by",
+    "normalization",
+    "position_embedding_type",
+    "max_position_embeddings",
+    "num_experts",
+    "moe_router_topk",
+    "moe_ffn_hidden_size",
+    "moe_layer_freq",
+    "moe_shared_expert_intermediate_size",
+    "moe_router_score_function",
+    "moe_router_num_groups",
+    "moe_router_group_topk",
+    "mtp_num_layers",
+)
+_MODEL_SWITCHES = (
+    "swiglu",
+    "untie_embeddings_and_output_weights",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "moe_router_pre_softmax",
+    "multi_latent_attention",
+)
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+
+
+def _flag(name: str) -> str:
+    """Megatron's spelling of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def _layer_list(layers: tuple[int, ...]) -> str:
+    """A list of layers in Megatron's spelling, e.g. ([0]*3+[1]*58)."""
+    return "+".join(f"[{value}]*{len(list(run))}" for value, run in itertools.groupby(layers))
 
 
 def knobs_from_argv(argv: Sequence[str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from search_spaces.model import Workload
 LAYER_COUNTS = 8
 LARGEST_MICRO_BATCH = 8
 LARGEST_CONTEXT = 16
-SHORTEST_CONTEXT_TOKENS = 2048
+SHORTEST_CONTEXT_TOKENS = 1024
 
 
 def auto_knob(workload: Workload, name: str) -> list[Any]:
@@ -57,37 +58,37 @@ def _pipelines(workload: Workload) -> list[dict[str, Any]]:
     """Every PP with its ways to split the layers, and the virtual stages that each split allows."""
     found = []
     for stages in _stages(workload):
-        for split, per_stage in _splits(workload, stages):
-            chunks = [None, *(n for n in range(2, per_stage + 1) if per_stage % n == 0)] if stages > 1 else [None]
+        for split, share in _splits(workload.model.num_layers, stages):
+            chunks = [None, *(n for n in range(2, share + 1) if share % n == 0)] if stages > 1 else [None]
             found += [
                 {"pipeline_model_parallel_size": stages, "num_virtual_stages_per_pipeline_rank": chunk, **split} for chunk in chunks
             ]
     return found
 
 
-def _splits(workload: Workload, stages: int) -> list[tuple[dict[str, Any], int]]:
+def _splits(layers: int, stages: int) -> list[tuple[dict[str, Any], int]]:
     """Ways to split the layers over stages, each with the number that virtual stages must divide."""
-    layers = workload.model.num_layers
+    if layers % stages == 0:
+        return [({}, layers // stages)]
     found: list[tuple[dict[str, Any], int]] = []
-    for embedding, loss in ((False, False), (True, True), (True, False), (False, True)):
+    for embedding, loss in ((True, True), (True, False), (False, True)):
         counted = layers + embedding + loss
-        if counted % stages == 0 and (stages > 1 or not (embedding or loss)):
+        if counted % stages == 0 and counted // stages > 1:
             split = {"account_for_embedding_in_pipeline_split": embedding, "account_for_loss_in_pipeline_split": loss}
             found.append((split, counted // stages))
-    if not found and stages > 1:
-        found = _uneven(layers, stages)
-    return found
+    return found + _uneven(layers, stages)
 
 
 def _uneven(layers: int, stages: int) -> list[tuple[dict[str, Any], int]]:
-    """Uneven splits with as equal middle stages as possible and lighter ends."""
+    """Uneven splits with nearly equal middle stages and the rest on both ends, the heavier end first or last."""
     found = []
-    for middle in (-(-layers // stages), layers // stages):
+    for middle in sorted({-(-layers // stages), layers // stages}):
         ends = layers - middle * (stages - 2)
-        if ends >= 2:
-            first = -(-ends // 2)
-            split = {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": ends - first}
-            found.append((split, 1))
+        for first in sorted({ends // 2, -(-ends // 2)}):
+            if 1 <= first < ends <= 4 * middle:
+                split = {"decoder_first_pipeline_num_layers": first, "decoder_last_pipeline_num_layers": ends - first}
+                share = math.gcd(first, ends - first, middle) if stages > 2 else math.gcd(first, ends - first)
+                found.append((split, share))
     return found
 
 
@@ -113,8 +114,8 @@ def _expert_tensor(workload: Workload) -> list[int | None]:
 
 
 def _micro_batch(workload: Workload) -> list[int]:
-    """Small micro-batches that divide the global batch."""
-    return divisors(workload.global_batch_size, LARGEST_MICRO_BATCH)
+    """Powers of two that divide the global batch."""
+    return [n for n in divisors(workload.global_batch_size, LARGEST_MICRO_BATCH) if n & (n - 1) == 0]
 
 
 def _sequence(workload: Workload) -> list[bool]:
@@ -123,17 +124,19 @@ def _sequence(workload: Workload) -> list[bool]:
 
 
 def _recompute(workload: Workload) -> list[dict[str, Any]]:
-    """No recompute, selective, full of every layer, and full of some layers of a stage."""
-    counts = sorted({max(1, workload.model.num_layers * step // LAYER_COUNTS) for step in range(1, LAYER_COUNTS + 1)})
-    if workload.model.num_layers > LAYER_COUNTS:
-        counts = _spread(workload.model.num_layers)
-    blocks = [{"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": n} for n in counts]
-    uniform = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    return [{}, {"recompute_granularity": "selective"}, uniform, *blocks]
+    """No recompute, selective, and full recompute in units (uniform) or of some layers of a stage (block)."""
+    full = [
+        {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
+        for method in ("uniform", "block")
+        for layers in _spread(workload.model.num_layers)
+    ]
+    return [{}, {"recompute_granularity": "selective"}, *full]
 
 
 def _spread(layers: int) -> list[int]:
-    """At most LAYER_COUNTS numbers from 1 to `layers`, evenly spread on a log scale."""
+    """At most LAYER_COUNTS numbers from 1 to `layers`: all of them, or evenly spread on a log scale."""
+    if layers <= LAYER_COUNTS:
+        return list(range(1, layers + 1))
     ratio = layers ** (1 / (LAYER_COUNTS - 1))
     return sorted({round(ratio**step) for step in range(LAYER_COUNTS)})
 

@@ -68,6 +68,8 @@ def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         fields.setdefault("fp8_format", "hybrid")
     if given.get("also_fp16") and fields["precision"] == "bf16":
         raise IllegalCaseError([Violation("one_precision", 1.0, "bf16 and fp16 exclude each other; keep one")])
+    if given.get("no_overlap_p2p_communication"):
+        fields["overlap_p2p_comm"] = False
     if isinstance(fields.get("cp_comm_type"), str):
         fields["cp_comm_type"] = (fields["cp_comm_type"],)
     return fields
@@ -95,8 +97,7 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """The shapes of a case. No experts are spelled 0 or left out; a list of layers may be an expression."""
     fields = {key: _listed(value) for key, value in given.items() if key in ModelSpec.model_fields}
     if not fields.get("num_experts"):
-        for name in ("num_experts", "moe_router_topk"):
-            fields.pop(name, None)
+        fields.pop("num_experts", None)
     if isinstance(fields.get("moe_layer_freq"), str):
         fields["moe_layer_freq"] = _layer_pattern(fields["moe_layer_freq"])
     if fields.get("multi_latent_attention") and "--group-query-attention" not in given.get("extra", ()):

@@ -6,9 +6,10 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from search_spaces.advice import advise
 from search_spaces.case import IllegalCaseError, read_case
 from search_spaces.choices import ordered
 from search_spaces.columns import Columns
@@ -32,12 +33,14 @@ class Verdict:
         violations: Every reason why not.
         nearest: The nearest legal configuration; None where it is legal already or no change of knobs helps.
         change: The knobs that differ in `nearest`, with their new values.
+        advice: What is legal but seldom good.
     """
 
     legal: bool
     violations: list[Violation]
     nearest: TrialConfig | None
     change: dict[str, Any]
+    advice: list[str] = field(default_factory=list)
 
 
 def explain(workload: Workload, config: TrialConfig) -> Verdict:
@@ -46,7 +49,7 @@ def explain(workload: Workload, config: TrialConfig) -> Verdict:
     nearest = nearest_legal(workload, config) if violations else None
     start = normalise(workload, config)
     change = {} if nearest is None else _difference(start, nearest)
-    return Verdict(not violations, violations, nearest, change)
+    return Verdict(not violations, violations, nearest, change, advise(workload, start))
 
 
 def nearest_legal(workload: Workload, config: TrialConfig) -> TrialConfig | None:

@@ -151,6 +151,18 @@ class TrialConfig(BaseModel):
         bool,
         Knob("optimiser state in chosen types", devices=GPU, why_not=f"it {_NEEDS_TE}", changes_learning=True, launchers=_SCRIPT),
     ] = False
+    main_grads_dtype: Annotated[
+        Literal["fp32", "bf16"], Knob("type of the main gradients", changes_learning=True, launchers=_SCRIPT)
+    ] = "fp32"
+    main_params_dtype: Annotated[
+        Literal["fp32", "fp16"], Knob("type of the main parameters", changes_learning=True, launchers=_SCRIPT)
+    ] = "fp32"
+    exp_avg_dtype: Annotated[
+        Literal["fp32", "fp16", "bf16", "fp8"], Knob("type of Adam's first moment", changes_learning=True, launchers=_SCRIPT)
+    ] = "fp32"
+    exp_avg_sq_dtype: Annotated[
+        Literal["fp32", "fp16", "bf16", "fp8"], Knob("type of Adam's second moment", changes_learning=True, launchers=_SCRIPT)
+    ] = "fp32"
     cpu_offloading_num_layers: Annotated[
         NonNegativeInt, Knob("layers whose activations are offloaded", devices=GPU, why_not=f"it {_NEEDS_TE}")
     ] = 0

@@ -11,11 +11,12 @@ class RankEnvironment(BaseModel):
     """How the ranks of a pool are started: the user's own Python and its surroundings, never ours.
 
     Attributes:
-        python: Interpreter that has torch and megatron-core; none = the one that runs autotune.
-        setup: Shell file sourced before the interpreter starts (module load, conda activate).
-        container: Command prefix that enters a container, e.g. ["apptainer", "exec", "--nv", "image.sif"].
-        container_stop: Command that ends that container, run after the last rank has ended.
-        env: Environment variables of the ranks.
+        python: Interpreter that has torch and megatron-core: a path, or a name on the ranks' PATH; none = autotune's own.
+        setup: Shell file that bash sources before the interpreter starts (module load, conda activate).
+        container: Command prefix that runs what follows inside a container and passes stdin, stdout and stderr through, e.g.
+            ["apptainer", "exec", "--nv", "image.sif"].
+        container_stop: Command that ends that container where killing the prefix does not, run after the last rank has ended.
+        env: Environment variables of the ranks; they win over the node's.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,6 +12,10 @@ from pydantic_core import PydanticCustomError
 
 class ModelSpec(BaseModel):
     """Shapes of a GPT-style model, one field per Megatron argument.
+
+    Four fields are no arguments of Megatron-LM's script and only count parameters: `layer_norms` (norms of the hidden size in a
+    layer), `parametric_norms` (whether norms have weights), `qk_layernorm_per_head` (whether query and key norms have the size of
+    a head, else of all heads) and, for a launch, the default of `max_position_embeddings` (none = the sequence length).
 
     Raises:
         pydantic.ValidationError: where shapes contradict each other (heads against hidden size or query groups).
@@ -28,15 +34,20 @@ class ModelSpec(BaseModel):
     normalization: Literal["LayerNorm", "RMSNorm"] = "RMSNorm"
     add_bias_linear: bool = False
     untie_embeddings_and_output_weights: bool = True
+    layer_norms: NonNegativeInt = 2
+    parametric_norms: bool = True
     position_embedding_type: Literal["rope", "learned_absolute", "none"] = "rope"
+    max_position_embeddings: PositiveInt | None = None
     make_vocab_size_divisible_by: PositiveInt = 128
     add_qkv_bias: bool = False
     qk_layernorm: bool = False
+    qk_layernorm_per_head: bool = True
     num_experts: PositiveInt | None = None
     moe_router_topk: PositiveInt = 2
     moe_ffn_hidden_size: PositiveInt | None = None
     moe_layer_freq: PositiveInt | tuple[int, ...] = 1
     moe_shared_expert_intermediate_size: PositiveInt | None = None
+    moe_shared_expert_gate: bool = False
     moe_router_pre_softmax: bool = False
     moe_router_score_function: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     moe_router_num_groups: PositiveInt | None = None
@@ -72,6 +83,29 @@ class ModelSpec(BaseModel):
             return self.ffn_hidden_size
         return int((4 * self.hidden_size * 2 / 3) / 64) * 64 if self.swiglu else 4 * self.hidden_size
 
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any] | str | Path) -> Self:
+        """Shapes from a Hugging Face `config.json`: its content, its path, or the path of its folder. No weights, no network.
+
+        Raises:
+            search_spaces.hf.UnknownModelError: the architecture is unknown, or fields that it needs are missing.
+        """
+        from search_spaces.hf import read_hf  # noqa: PLC0415  hf writes the fields of this module
+
+        return cls.model_validate(read_hf(config))
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model without multi-token prediction layers."""
+        from search_spaces.parameters import count_parameters  # noqa: PLC0415  parameters reads the fields of this module
+
+        return count_parameters(self).total
+
+    @property
+    def head_size(self) -> int:
+        """Size of one attention head."""
+        return self.kv_channels or self.hidden_size // self.num_attention_heads
+
     @property
     def is_moe(self) -> bool:
         """Whether some layers have experts."""
@@ -101,6 +135,12 @@ class ModelSpec(BaseModel):
         """Number of key/value heads: num_query_groups, or one per head."""
         return self.num_query_groups or self.num_attention_heads
 
+    def argv(self) -> list[str]:
+        """Megatron-LM's command line arguments for these shapes."""
+        from search_spaces.argv import model_argv  # noqa: PLC0415  argv reads the fields of this module
+
+        return model_argv(self)
+
     def padded_vocab_size(self, tensor_model_parallel_size: int) -> int:
         """Vocabulary rounded up to a multiple of make_vocab_size_divisible_by x TP (Megatron's vocab_size_with_padding)."""
         multiple = self.make_vocab_size_divisible_by * tensor_model_parallel_size
@@ -121,6 +161,7 @@ class RunSettings(BaseModel):
         rampup_batch_size: Start, increment and samples of a batch size ramp-up.
         gradient_accumulation_fusion: Whether weight gradients are accumulated by a fused kernel.
         optimizer: Megatron's optimizer.
+        decrease_batch_size_if_needed: Whether a global batch that does not divide is cut down to one that does.
         check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
     """
 
@@ -137,6 +178,7 @@ class RunSettings(BaseModel):
     gradient_accumulation_fusion: bool = False
     optimizer: str = "adam"
     check_for_nan_in_loss_and_grad: bool = True
+    decrease_batch_size_if_needed: bool = False
 
 
 class Workload(BaseModel):

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-
-from rich.table import Table
-from rich.text import Text
 
 
 class Status(StrEnum):
@@ -37,16 +33,3 @@ class Finding:
     def to_dict(self) -> dict[str, str]:
         """Plain values, for JSON."""
         return {name: str(value) for name, value in asdict(self).items()}
-
-
-_STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """Findings for a person, each problem with its fix."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for finding in findings:
-        table.add_row(Text(finding.status, style=_STYLES[finding.status]), finding.name, finding.detail)
-        if finding.fix:
-            table.add_row("", "", Text(f"fix: {finding.fix}", style="yellow"))
-    return table

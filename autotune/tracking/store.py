@@ -128,7 +128,9 @@ class MlflowStore:
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
-            return str(self._client.create_experiment(name, artifact_location=self._artifact_root))
+            # Else MLflow's pages open as those of a language model application.
+            kind = {"mlflow.experimentKind": "custom_model_development"}
+            return str(self._client.create_experiment(name, artifact_location=self._artifact_root, tags=kind))
         if found.lifecycle_stage != "active":
             hint = f"restore it (mlflow experiments restore --experiment-id {found.experiment_id}) or rename the study"
             raise TrackingError(f"the experiment {name!r} was deleted in {self._uri}", hint)

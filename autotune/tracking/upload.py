@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from autotune.records import TrialRecord
+from autotune.records import TrialRecord, short
 from launchers.outcome import Outcome
 
 PREFIX = "autotune."
@@ -215,7 +215,7 @@ def trial_upload(record: TrialRecord) -> RunUpload:
     return RunUpload(
         study=record.study,
         number=record.number,
-        name=f"trial-{record.number:04d}",
+        name=f"{record.number:04d} {short(record.config)}",
         status=RUN_STATUS[record.outcome],
         start_ms=int(record.started_s * 1000),
         end_ms=end_ms,
@@ -228,8 +228,9 @@ def trial_upload(record: TrialRecord) -> RunUpload:
 
 
 def _knob_numbers(knobs: Mapping[str, Any]) -> dict[str, float]:
-    """Numeric knobs as metrics: MLflow compares parameters as text, and people ask for `tp >= 4`."""
-    return {f"knob/{name}": float(value) for name, value in knobs.items() if isinstance(value, int | float)}
+    """Numeric knobs as metrics: MLflow compares parameters as text, and people ask for `tp >= 4`. Switches stay parameters."""
+    numbers = {name: value for name, value in knobs.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {f"knob/{name}": float(value) for name, value in numbers.items()}
 
 
 def _trial_tags(record: TrialRecord) -> dict[str, str]:

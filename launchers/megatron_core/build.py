@@ -18,16 +18,25 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import gpt_layer_specs
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.transformer.enums import AttnBackend
+from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from launchers.megatron_core import weights
 from launchers.megatron_core.job import Job
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_RENAMED = {"num_experts": "num_moe_experts", "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size"}
+_RENAMED = {
+    "num_experts": "num_moe_experts",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "microbatch_group_size_per_virtual_pipeline_stage": "microbatch_group_size_per_vp_stage",
+    "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
+    "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
+    "fp8_format": "fp8",
+}
 CLIP_GRAD = 1.0
 
 
@@ -68,6 +77,9 @@ def initialise_groups(job: Job) -> None:
         context_parallel_size=job.knobs["context_parallel_size"],
         expert_model_parallel_size=job.knobs["expert_model_parallel_size"],
         expert_tensor_parallel_size=job.knobs["expert_tensor_parallel_size"],
+        hierarchical_context_parallel_sizes=job.knobs.get("hierarchical_context_parallel_sizes"),
+        num_distributed_optimizer_instances=job.knobs.get("num_distributed_optimizer_instances", 1),
+        order="tp-cp-ep-pp-dp" if job.knobs.get("use_tp_pp_dp_mapping") else "tp-cp-ep-dp-pp",
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(job.seed)
@@ -121,12 +133,12 @@ def _precision(job: Job) -> dict[str, bool]:
 
 
 def _communication(job: Job) -> dict[str, bool]:
-    """Megatron-LM's defaults: with the interleaved schedule sends overlap, without it they go in batches."""
-    interleaved = job.model_chunks > 1
-    return {"overlap_p2p_comm": interleaved, "batch_p2p_comm": not interleaved and job.device == "cuda"}
+    """As in Megatron-LM: sends overlap with the interleaved schedule, and go in batches where they do not overlap."""
+    overlap = job.model_chunks > 1 and job.knobs.get("overlap_p2p_comm", True)
+    return {"overlap_p2p_comm": overlap, "batch_p2p_comm": not overlap and job.device == "cuda"}
 
 
-def _kernels(job: Job) -> dict[str, bool]:
+def _kernels(job: Job) -> dict[str, Any]:
     cuda = job.device == "cuda"
     fused_activation = job.model["swiglu"] or job.model["add_bias_linear"]
     return {
@@ -135,18 +147,22 @@ def _kernels(job: Job) -> dict[str, bool]:
         "apply_rope_fusion": _transformer_engine(job) and job.model["position_embedding_type"] == "rope",
         "masked_softmax_fusion": cuda and _installed("scaled_upper_triang_masked_softmax_cuda"),
         "gradient_accumulation_fusion": cuda and _installed("fused_weight_gradient_mlp_cuda"),
+        "attention_backend": AttnBackend[job.knobs.get("attention_backend", "auto")],
     }
 
 
 def _experts(job: Job) -> dict[str, Any]:
-    """No token is dropped and no balance loss is added: both would make the loss depend on how the batch is cut."""
+    """No balance loss is added: it is computed per micro-batch and rank, and would make the loss depend on the layout."""
+    # With one expert per token a softmax over the chosen ones would be constant; Megatron checks that in dense models, too.
+    pre_softmax = job.model["moe_router_topk"] == 1 or job.model.get("moe_router_pre_softmax", False)
     if not job.model["num_experts"]:
-        return {}
+        return {"moe_router_pre_softmax": pre_softmax}
     return {
-        "moe_token_dispatcher_type": "alltoall",
+        "moe_router_pre_softmax": pre_softmax,
+        "moe_token_dispatcher_type": job.knobs.get("moe_token_dispatcher_type", "alltoall"),
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        "moe_grouped_gemm": _transformer_engine(job),
+        "moe_grouped_gemm": _transformer_engine(job) and job.knobs.get("moe_grouped_gemm", True),
     }
 
 
@@ -158,16 +174,22 @@ def _transformer_engine(job: Job) -> bool:
     return job.device == "cuda" and bool(gpt_layer_specs.HAVE_TE)
 
 
-def _layer_spec(job: Job, config: TransformerConfig, stage: int | None) -> Any:
-    if _transformer_engine(job):
-        return gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(
-            num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
-        )
-    spec = gpt_layer_specs.get_gpt_layer_local_spec(num_experts=config.num_moe_experts, normalization=config.normalization)
-    spec.submodules.input_layernorm = Norm
-    spec.submodules.pre_mlp_layernorm = Norm
+def _layer_spec(job: Job, config: TransformerConfig, stage: int | None) -> TransformerBlockSubmodules:
+    engine = _transformer_engine(job)
+    block = gpt_layer_specs.get_gpt_decoder_block_spec(config, engine, normalization=config.normalization, vp_stage=stage)
+    if engine:
+        return block
     _without_transformer_engine()
-    return TransformerBlockSubmodules(layer_specs=[spec] * get_num_layers_to_build(config, vp_stage=stage), layer_norm=Norm)
+    for layer in block.layer_specs:
+        _use_own_norm(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
+        _use_own_norm(layer.submodules.self_attention.submodules, "q_layernorm", "k_layernorm")
+    return TransformerBlockSubmodules(layer_specs=block.layer_specs, layer_norm=Norm)
+
+
+def _use_own_norm(submodules: Any, *names: str) -> None:
+    for name in names:
+        if getattr(submodules, name) is not IdentityOp:
+            setattr(submodules, name, Norm)
 
 
 def _without_transformer_engine() -> None:
@@ -228,7 +250,7 @@ def _optimizer_config(job: Job) -> OptimizerConfig:
         params_dtype=_DTYPES[job.knobs["precision"]],
         clip_grad=CLIP_GRAD,
         # Megatron's default, 2**32, spends the first steps of fp16 on finding a scale that fits.
-        initial_loss_scale=2**16,
+        initial_loss_scale=2**12,
     )
 
 

@@ -24,6 +24,17 @@ class MicroBatch:
     labels: torch.Tensor
     position_ids: torch.Tensor
 
+    def context_parallel_part(self, rank: int, size: int) -> MicroBatch:
+        """What one context parallel rank sees: chunks `rank` and `2 size - 1 - rank` of 2 size, so that causal work is even."""
+        if size == 1:
+            return self
+
+        def part(whole: torch.Tensor) -> torch.Tensor:
+            chunks = whole.chunk(2 * size, dim=1)
+            return torch.cat([chunks[rank], chunks[-1 - rank]], dim=1)
+
+        return MicroBatch(part(self.tokens), part(self.labels), part(self.position_ids))
+
 
 def sequence(job: Job, *, step: int, index: int) -> torch.Tensor:
     """The tokens of sequence `index` of the global batch of `step`: seq_length + 1 of them."""

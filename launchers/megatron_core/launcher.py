@@ -9,7 +9,7 @@ from typing import Any
 
 from launchers.base import Command
 from launchers.megatron_core.job import Job
-from search_spaces.config import TrialConfig, knobs
+from search_spaces.config import Knob, TrialConfig, knobs
 from search_spaces.legality import Violation
 from search_spaces.model import ModelSpec, Workload
 
@@ -33,7 +33,7 @@ class MegatronCoreLauncher:
         """The plain values that the trial program reads; see `Job`."""
         return Job(
             model=_shapes(workload.model),
-            knobs=config.model_dump(mode="json"),
+            knobs=_set_knobs(workload, config),
             padded_vocab_size=workload.model.padded_vocab_size(config.tensor_model_parallel_size),
             world_size=workload.world_size,
             global_batch_size=workload.global_batch_size,
@@ -52,16 +52,26 @@ class MegatronCoreLauncher:
         program = Path(__file__).resolve().parent / "trial.py"
         ranks = f"--nproc-per-node={workload.world_size}"
         argv = ("torchrun", "--standalone", ranks, str(program), str(job_file))
-        return Command(argv, {"OMP_NUM_THREADS": "1"} if workload.device == "cpu" else _CUDA_ENV)
-
-
-# Megatron orders communication before computation by the order of launches, which holds for one connection only.
-_CUDA_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        return Command(argv, {"OMP_NUM_THREADS": "1"} if workload.device == "cpu" else {})
 
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:
     derived = {"ffn_hidden_size": model.ffn_size, "num_query_groups": model.query_groups}
     return {**model.model_dump(mode="json"), **derived}
+
+
+def _set_knobs(workload: Workload, config: TrialConfig) -> dict[str, Any]:
+    """All knobs that this launcher sets, with VPP in one of its two spellings only."""
+    described = knobs()
+    values = {name: value for name, value in config.model_dump(mode="json").items() if _sets(described[name])}
+    if layers_per_chunk := values.pop("num_layers_per_virtual_pipeline_stage", None):
+        chunk = config.pipeline_model_parallel_size * layers_per_chunk
+        values["num_virtual_stages_per_pipeline_rank"] = workload.model.num_layers // chunk
+    return values
+
+
+def _sets(knob: Knob) -> bool:
+    return MegatronCoreLauncher.name in getattr(knob, "launchers", (MegatronCoreLauncher.name,))
 
 
 def _learning_rate(model: ModelSpec) -> float:
@@ -70,24 +80,54 @@ def _learning_rate(model: ModelSpec) -> float:
 
 
 def _unsupported_knobs(workload: Workload, config: TrialConfig) -> list[Violation]:
-    """Changed knobs whose own description leaves the device out."""
+    """Changed knobs whose own description leaves the device or this launcher out."""
     described = knobs()
-    return [
-        _refusal(name, f"{name}={value} does not run on {workload.device}: {described[name].why_not}")
-        for name, value in config.changed().items()
-        if workload.device not in described[name].devices
-    ]
+    found = []
+    for name, value in config.changed().items():
+        if workload.device not in described[name].devices:
+            found.append(_refusal(name, f"{name}={value} does not run on {workload.device}: {described[name].why_not}"))
+        elif not _sets(described[name]):
+            found.append(_refusal(name, f"{name}={value} is not set by the {MegatronCoreLauncher.name} launcher"))
+    return found
 
 
 def _refusal(name: str, message: str) -> Violation:
     return Violation(f"unsupported_{name}", 1.0, message)
 
 
-def _recompute_modules(workload: Workload, config: TrialConfig) -> Violation | None:
-    """Only where it differs from Megatron's own rules: moe_act asks for grouped expert matrices."""
-    if workload.device != "cpu" or "moe_act" not in (config.recompute_modules or ()):
+def _moe_act(workload: Workload, config: TrialConfig) -> Violation | None:
+    if workload.device == "cuda" or "moe_act" not in (config.recompute_modules or ()):
         return None
-    return _refusal("recompute_modules", f"recompute_modules=moe_act does not run on cpu: it {_NEEDS_GROUPED_GEMM}")
+    return _refusal("recompute_modules", f"recompute_modules=moe_act does not run on {workload.device}: it {_NEEDS_GROUPED_GEMM}")
 
 
-_RULES: tuple[Callable[[Workload, TrialConfig], Violation | None], ...] = (_recompute_modules,)
+def _recomputed_bias(workload: Workload, config: TrialConfig) -> Violation | None:
+    """Megatron's checkpoint of the MLP returns fc2's bias: autograd then takes the checkpoint itself for the bias' origin."""
+    if not (workload.model.add_bias_linear and "mlp" in (config.recompute_modules or ())):
+        return None
+    return _refusal(
+        "recompute_modules",
+        "recompute_modules=mlp with add_bias_linear makes Megatron's backward pass recurse without end; drop mlp",
+    )
+
+
+def _needs_einops(workload: Workload, config: TrialConfig) -> Violation | None:
+    for name in ("num_distributed_optimizer_instances", "hierarchical_context_parallel_sizes"):
+        if name in config.changed():
+            return _refusal(name, f"{name} makes Megatron split its groups with einops, which the ranks' Python need not have")
+    return None
+
+
+def _unbuilt_model(workload: Workload, config: TrialConfig) -> Violation | None:
+    for shape in ("multi_latent_attention", "mtp_num_layers"):
+        if getattr(workload.model, shape, None):
+            return _refusal(shape, f"{shape} is not built by the {MegatronCoreLauncher.name} launcher")
+    return None
+
+
+_RULES: tuple[Callable[[Workload, TrialConfig], Violation | None], ...] = (
+    _moe_act,
+    _recomputed_bias,
+    _needs_einops,
+    _unbuilt_model,
+)

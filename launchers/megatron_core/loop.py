@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.utils import get_batch_on_this_cp_rank
 
 from launchers.base import StepRecord
 from launchers.megatron_core import data
@@ -75,11 +74,8 @@ def _batches(job: Job, device: Device, iteration: int) -> list[MicroBatch]:
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
         device=device.torch,
     )
-    return [MicroBatch(**get_batch_on_this_cp_rank(_fields(part))) for part in parts]
-
-
-def _fields(part: MicroBatch) -> dict[str, Any]:
-    return {"tokens": part.tokens, "labels": part.labels, "position_ids": part.position_ids}
+    cp_rank, cp_size = parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
+    return [part.context_parallel_part(cp_rank, cp_size) for part in parts]
 
 
 def _forward_backward(job: Job, training: Training, batches: list[MicroBatch]) -> list[torch.Tensor]:

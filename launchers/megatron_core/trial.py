@@ -17,10 +17,10 @@ from typing import Any
 if not __package__:
     # Run by path. Only our own package becomes importable: neither this folder, whose modules have common names, nor the folder
     # around the package, which may be a site-packages that holds another torch.
-    launchers = ModuleType("launchers")
-    launchers.__path__ = [str(Path(__file__).resolve().parents[1])]
-    sys.modules["launchers"] = launchers
-    sys.path.remove(str(Path(__file__).resolve().parent))
+    _folder = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _folder]
+    sys.modules["launchers"] = ModuleType("launchers")
+    sys.modules["launchers"].__path__ = [str(_folder.parent)]
 
 import torch
 import torch.distributed as dist
@@ -66,6 +66,8 @@ def _store(rendezvous: Rendezvous, rank: int) -> TCPStore:
 
 
 def _cuda(local_rank: int) -> Device:
+    # Megatron orders communication before computation by the order of launches, which holds for one connection only.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     torch.cuda.set_device(local_rank)
     return Device(torch.device("cuda", local_rank), torch.cuda.synchronize, torch.cuda.max_memory_allocated)
 

@@ -49,6 +49,12 @@ def expert_bias_tensor_ranks(c: Columns) -> Finding:
     )
 
 
+def shared_expert_bias(c: Columns) -> Finding:
+    """Shared experts have no biases (moe/shared_experts.py SharedExpertMLP)."""
+    shared = c.model.is_moe and c.model.moe_shared_expert_intermediate_size is not None
+    return always(shared and c.model.add_bias_linear, "moe_shared_expert_intermediate_size excludes add_bias_linear")
+
+
 def router_top1(c: Columns) -> Finding:
     """Softmax over one chosen expert has no gradient (transformer_config.py TransformerConfig.__post_init__)."""
     model = c.model
@@ -71,15 +77,17 @@ def router_groups(c: Columns) -> Finding:
     """Group-limited routing divides the experts into groups (transformer_config.py; moe/moe_utils.py group_limited_topk)."""
     model = c.model
     groups, chosen = model.moe_router_num_groups, model.moe_router_group_topk
-    if not chosen or not model.num_experts:
+    experts = model.num_experts
+    if not chosen:
         return always(False, "")
-    misfit = not groups or model.num_experts % groups != 0 or chosen > groups or model.moe_router_topk % chosen != 0
+    misfit = not groups or not experts or experts % groups != 0 or chosen > groups
+    crowded = not misfit and model.moe_router_topk // chosen > (experts or 0) // (groups or 1)
     return always(
-        misfit,
+        misfit or crowded,
         "moe_router_group_topk={chosen} of moe_router_num_groups={groups} does not fit num_experts={experts} and topk={topk}",
         chosen=chosen,
         groups=groups,
-        experts=model.num_experts,
+        experts=experts,
         topk=model.moe_router_topk,
     )
 
@@ -241,6 +249,7 @@ RULES: tuple[Rule, ...] = (
     experts_over_expert_ranks,
     experts_need_sequence_parallel,
     expert_bias_tensor_ranks,
+    shared_expert_bias,
     router_top1,
     router_topk_over_experts,
     router_groups,

@@ -117,7 +117,7 @@ def graph_preprocess_sync(c: Columns) -> Finding:
 
 
 def graph_expert_overlap(c: Columns) -> Finding:
-    """The experts' overlap leaves moe and mlp out of graphs; 0.16 also needs graphs of kind transformer_engine (__post_init__)."""
+    """The experts' overlap leaves moe and mlp out of graphs; in 0.16 also local graphs (transformer_config.py)."""
     captured = c.holds(MODULES, "moe") | c.holds(MODULES, "mlp")
     wrong_kind = ~c.equals(IMPL, "transformer_engine") & (not c.v19)
     return finding(

@@ -67,11 +67,25 @@ def optimizer_instances(c: Columns) -> Finding:
     )
 
 
+def expert_optimizer_instances(c: Columns) -> Finding:
+    """Optimiser instances divide the experts' data parallel size (parallel_state.py initialize_model_parallel)."""
+    instances = c.number("num_distributed_optimizer_instances")
+    ranks = c.workload.world_size // c.expert_ranks
+    return finding(
+        ranks % instances,
+        "num_distributed_optimizer_instances={instances} does not divide expert data parallel = {ranks}; nearest: {legal}",
+        instances=instances,
+        ranks=ranks,
+        legal=near_divisors(ranks, instances),
+    )
+
+
 def batch_over_replicas(c: Columns) -> Finding:
     """Micro-batch x DP divides the global batch (num_microbatches_calculator.py; arguments.py validate_args)."""
     batch, per_pass = c.workload.global_batch_size, c.mbs * c.dp
+    cut_down = c.workload.settings.decrease_batch_size_if_needed and not c.v19
     return finding(
-        batch % per_pass,
+        np.where(cut_down & (batch >= per_pass), 0, batch % per_pass),
         "global_batch_size={batch} is {how} micro_batch_size={mbs} x data parallel {dp} = {per_pass};"
         " nearest micro_batch_size x data parallel: {legal}",
         batch=batch,
@@ -121,6 +135,7 @@ RULES: tuple[Rule, ...] = (
     rank_order,
     batch_over_replicas,
     optimizer_instances,
+    expert_optimizer_instances,
     device_connections,
     fsdp_connections,
 )

@@ -115,6 +115,18 @@ def precision_aware_optimizer(c: Columns) -> Finding:
     )
 
 
+def optimizer_state_types(c: Columns) -> Finding:
+    """Only the precision-aware optimiser has state other than fp32 (optimizer/optimizer_config.py __post_init__)."""
+    names = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    other = ~c.equals(names[0], "fp32")
+    for name in names[1:]:
+        other = other | ~c.equals(name, "fp32")
+    return finding(
+        other & ~c.flag("use_precision_aware_optimizer"),
+        "main_grads_dtype, main_params_dtype, exp_avg_dtype, exp_avg_sq_dtype: others than fp32 need use_precision_aware_optimizer",
+    )
+
+
 def distributed(c: Columns) -> Bools:
     """Where optimiser state is sharded."""
     return c.flag("use_distributed_optimizer")
@@ -145,4 +157,5 @@ RULES: tuple[Rule, ...] = (
     optimizer_offload,
     optimizer_offload_fp8,
     precision_aware_optimizer,
+    optimizer_state_types,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from search_spaces.columns import Columns, Ints
@@ -96,7 +98,7 @@ def uneven_stages(c: Columns) -> Finding:
 
 
 def every_stage_has_layers(c: Columns) -> Finding:
-    """No stage gets a negative number of layers. Megatron only checks divisibility: get_num_layers_to_build goes below zero."""
+    """No stage has fewer than no layers; Megatron only checks divisibility (transformer_block.py get_num_layers_to_build)."""
     rest, stages = _middle(c)
     return finding(
         _uneven(c) & (((stages > 0) & (rest < 0)) | (stages < 0)),
@@ -161,7 +163,7 @@ def layout_over_stages(c: Columns) -> Finding:
 
 
 def layout_layers(c: Columns) -> Finding:
-    """A layout has as many transformer and MTP layers as the model (validate_layer_layout)."""
+    """A layout has as many transformer and MTP layers as the model (pipeline_parallel_layer_layout.py)."""
     layers, mtp = c.model.num_layers, c.model.mtp_num_layers or 0
     found = c.layout_number(lambda layout: layout.decoders)
     found_mtp = c.layout_number(lambda layout: layout.mtp)
@@ -176,7 +178,7 @@ def layout_layers(c: Columns) -> Finding:
 
 
 def layout_mtp_stage(c: Columns) -> Finding:
-    """All MTP layers lie in one stage, and that is its rank's last virtual stage (validate_layer_layout)."""
+    """All MTP layers lie in one stage, and that is its rank's last virtual stage (pipeline_parallel_layer_layout.py)."""
     stages = c.layout_number(lambda layout: len(layout.stages))
     holders = c.layout_number(lambda layout: len(layout.mtp_stages))
     first = c.layout_number(lambda layout: min(layout.mtp_stages, default=len(layout.stages)))
@@ -241,6 +243,20 @@ def _middle(c: Columns) -> tuple[Ints, Ints]:
     rest = c.model.num_layers - c.number(FIRST) - c.number(LAST)
     stages = c.pp - c.given(FIRST).astype(int) - c.given(LAST).astype(int)
     return rest, stages
+
+
+def common_chunk_layers(c: Columns) -> Ints:
+    """The largest number of layers that divides every model chunk's (transformer_block.py get_num_layers_to_build)."""
+    chunks = c.pp * np.maximum(c.vpp, 1)
+    share = counted_layers(c) // chunks
+    counted = c.flag(EMBEDDING).astype(np.int64) + c.flag(LOSS)
+    plain = np.where(chunks > counted, share, 0)
+    even = np.where(chunks == 1, c.model.num_layers, np.gcd(plain, np.where(counted > 0, share - 1, 0)))
+    rest, stages = _middle(c)
+    ends = np.gcd(c.number(FIRST), c.number(LAST))
+    uneven = np.gcd(ends, np.where(stages > 0, rest // np.maximum(stages, 1), 0)) // np.maximum(c.vpp, 1)
+    laid_out = c.layout_number(lambda layout: math.gcd(*(stage.count("t") for stage in layout.stages)))
+    return np.where(c.given(LAYOUT), laid_out, np.where(_uneven(c), uneven, even))
 
 
 RULES: tuple[Rule, ...] = (

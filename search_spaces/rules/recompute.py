@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from search_spaces.columns import Bools, Columns
-from search_spaces.rules.base import Finding, Rule, finding
+from search_spaces.rules.base import Finding, Rule, always, finding
+from search_spaces.rules.pipeline import common_chunk_layers
 
 MODULES = ("core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts")
 MODULES_19 = (*MODULES, "gdn_norm_out")
@@ -27,6 +30,22 @@ def uniform_recompute_layers(c: Columns) -> Finding:
     """Uniform recompute advances by its layers: at 0 it never ends (transformer_block.py _checkpointed_forward)."""
     none = c.equals("recompute_num_layers", 0) & c.equals("recompute_method", "uniform")
     return finding(full(c) & none, "recompute_method=uniform needs recompute_num_layers of at least 1, but it is 0")
+
+
+def uniform_recompute_over_chunks(c: Columns) -> Finding:
+    """In 0.16 a unit reaches past the last layer of a chunk that it does not divide: the first forward pass raises IndexError.
+
+    Source: transformer_block.py _checkpointed_forward, `custom(layer_idx, layer_idx + recompute_num_layers)`; clamped in 0.19.
+    """
+    if c.v19:
+        return always(False, "")
+    unit, layers = np.maximum(c.number("recompute_num_layers"), 1), common_chunk_layers(c)
+    return finding(
+        full(c) & c.equals("recompute_method", "uniform") & (layers % unit != 0),
+        "recompute_num_layers={unit} of method uniform does not divide every chunk's layers; legal: divisors of {layers}",
+        unit=unit,
+        layers=layers,
+    )
 
 
 def selective_recompute_method(c: Columns) -> Finding:
@@ -165,6 +184,7 @@ RULES: tuple[Rule, ...] = (
     full_recompute_method,
     full_recompute_layers,
     uniform_recompute_layers,
+    uniform_recompute_over_chunks,
     selective_recompute_method,
     selective_recompute_layers,
     recompute_module_names,

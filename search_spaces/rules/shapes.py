@@ -67,6 +67,17 @@ def shared_expert_over_tensor_ranks(c: Columns) -> Finding:
     )
 
 
+def position_table(c: Columns) -> Finding:
+    """Positions cover the sequence (arguments.py validate_args); none = as many as the sequence."""
+    positions, seq = c.model.max_position_embeddings, c.workload.seq_length
+    return always(
+        positions is not None and positions < seq,
+        "max_position_embeddings={positions} is less than seq_length={seq}",
+        positions=positions,
+        seq=seq,
+    )
+
+
 def sequence_over_context_ranks(c: Columns) -> Finding:
     """Sequences are cut into 2 x CP chunks (arguments.py validate_args)."""
     seq = c.workload.seq_length
@@ -158,6 +169,7 @@ RULES: tuple[Rule, ...] = (
     ffn_over_tensor_ranks,
     expert_ffn_over_expert_tensor_ranks,
     shared_expert_over_tensor_ranks,
+    position_table,
     sequence_over_context_ranks,
     sequence_over_tensor_ranks,
     sequence_parallel_needs_tensor_ranks,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.detect import CPU_POOL, detect_machine, gpu_type
+from autotune.detect import CPU_POOL, detect_machine, gpu_type, usable_gpus
 from autotune.probes import Gpu, GpuList
 
 NONE = GpuList()
@@ -44,3 +44,11 @@ def test_gpus_cut_by_mig_take_no_part():
 )
 def test_type_is_the_product_without_its_vendor(name, kind):
     assert gpu_type(Gpu("nvidia", name)) == kind
+
+
+def test_usable_gpus_follow_the_study_then_the_environment_then_the_tools():
+    listed = GpuList((Gpu("nvidia", "H100"), Gpu("nvidia", "H100", mig=True), Gpu("nvidia", "H100")))
+    assert usable_gpus([2, "GPU-ab"], "0,1", listed) == ("2", "GPU-ab")
+    assert usable_gpus(None, "3, MIG-GPU-1/2/3,GPU-cd", listed) == ("3", "GPU-cd")
+    assert usable_gpus(None, "", listed) == ()
+    assert usable_gpus(None, None, listed, GpuList()) == ("0", "2")

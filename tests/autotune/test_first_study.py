@@ -40,6 +40,26 @@ def test_every_part_is_accepted_by_its_spec(tmp_path, pools):
         assert [getattr(TrialConfig(**{knob: value}), knob) for value in choices] == choices
 
 
+def test_choices_are_distinct_and_hold_what_the_baseline_runs(tmp_path, pools):
+    study = yaml.safe_load(write_study(tmp_path / "s.yaml", pools).read_text())
+    for knob, choices in study["search"].items():
+        assert len(choices) == len(set(choices)) > 1
+        assert getattr(TrialConfig(**study["baseline"]), knob) in choices
+
+
+def test_shapes_divide_by_every_common_parallel_size(tmp_path, pools):
+    model = yaml.safe_load(write_study(tmp_path / "s.yaml", pools).read_text())["model"]
+    largest = 4 if pools == [CPU_POOL] else 8
+    assert {name: size % largest for name, size in model.items()} == dict.fromkeys(model, 0)
+
+
+def test_overlap_is_searched_where_there_is_something_to_overlap(tmp_path):
+    searched = {
+        key: yaml.safe_load(write_study(tmp_path / f"{key}.yaml", POOLS[key]).read_text())["search"] for key in ("cpu", "gpu")
+    }
+    assert searched["gpu"].keys() - searched["cpu"].keys() == {"overlap_grad_reduce", "overlap_param_gather"}
+
+
 def test_parallel_sizes_divide_the_ranks(tmp_path):
     study = yaml.safe_load(write_study(tmp_path / "s.yaml", POOLS["six"]).read_text())
     assert study["search"]["tensor_model_parallel_size"] == [1, 2, 3, 6]

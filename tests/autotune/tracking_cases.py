@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +23,7 @@ from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 
+ROOT = Path(__file__).resolve().parents[2]
 STUDY = "gpt/laptop/1"
 PARENT = ParentRun(STUDY, "gpt", "laptop", 1, {"seq_length": 128})
 ARGV = ("--num-layers", "4", "--tensor-model-parallel-size", "1", "--bf16")
@@ -170,3 +172,19 @@ def copied(database, folder):
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(database, folder / "mlflow.db")
     return folder
+
+
+def script(text, state, **environ):
+    """Run a driver of its own; its exit code and output."""
+    code = "from tests.autotune.tracking_cases import *\nimport json, os, sys\nfrom pathlib import Path\n" + textwrap.dedent(text)
+    outside = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTEST_CURRENT_TEST", "PYTEST_VERSION")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(state)],
+        cwd=ROOT,
+        env=outside | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr

@@ -12,16 +12,16 @@ import time
 import optuna
 import pytest
 
-from autotune.storage import JOURNAL_NAME, mend_journal, open_storage
+from autotune.storage import JOURNAL_NAME, drop_stale_lock, open_storage
 
 WRITER = """
 import sys
 from pathlib import Path
-from autotune.storage import mend_journal, open_storage
+from autotune.storage import drop_stale_lock, open_storage
 import optuna
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 folder = Path(sys.argv[1])
-mend_journal(None, folder)
+drop_stale_lock(None, folder)
 study = optuna.create_study(study_name="s", storage=open_storage(None, folder), load_if_exists=True)
 print("open", flush=True)
 while True:
@@ -42,9 +42,8 @@ def test_half_a_line_is_cut_off(tmp_path, rest):
     journal = journal_of(tmp_path)
     whole = journal.read_bytes()
     journal.write_bytes(whole + rest)
-    mend_journal(None, tmp_path)
-    assert journal.read_bytes() == whole
     study = optuna.load_study(study_name="s", storage=open_storage(None, tmp_path))
+    assert journal.read_bytes() == whole
     study.add_trial(optuna.create_trial(value=2.0))
     again = optuna.load_study(study_name="s", storage=open_storage(None, tmp_path))
     assert [trial.value for trial in again.trials] == [1.0, 2.0]
@@ -54,7 +53,7 @@ def test_a_lock_that_was_left_does_not_block(tmp_path):
     journal = journal_of(tmp_path)
     journal.with_name(journal.name + ".lock").touch()
     begin_s = time.monotonic()
-    mend_journal(None, tmp_path)
+    drop_stale_lock(None, tmp_path)
     journal_of(tmp_path)
     assert time.monotonic() - begin_s < 5
 
@@ -64,14 +63,17 @@ def test_a_journal_that_others_may_write_keeps_its_lock(tmp_path):
     journal = journal_of(tmp_path)
     lock = journal.with_name(journal.name + ".lock")
     lock.touch()
-    code = "import sys; from pathlib import Path; from autotune.storage import mend_journal; mend_journal(sys.argv[1], Path('/'))"
+    with journal.open("ab") as half_written:
+        half_written.write(b"{")
+    code = "import sys; from pathlib import Path; from autotune.storage import drop_stale_lock, open_storage\n"
+    code += "drop_stale_lock(sys.argv[1], Path('/')); open_storage(sys.argv[1], Path('/'))"
     with pytest.raises(subprocess.TimeoutExpired):
         subprocess.run([sys.executable, "-c", code, f"journal://{journal}"], timeout=10, check=False)
     assert lock.exists()
 
 
 def test_nothing_is_made_where_nothing_is(tmp_path):
-    mend_journal(None, tmp_path)
+    drop_stale_lock(None, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,5 +91,5 @@ def test_a_writer_that_is_killed_again_and_again_loses_no_told_trial(tmp_path):
         assert all(len(trial.user_attrs["record"]) == 20000 for trial in complete)
         told = len(complete)
     assert told > 6
-    mend_journal(None, tmp_path)
+    open_storage(None, tmp_path)
     assert all(json.loads(line) for line in (tmp_path / JOURNAL_NAME).read_text().splitlines())

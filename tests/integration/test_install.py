@@ -187,7 +187,9 @@ def _python_for(prefix: tuple[str, ...]) -> str:
     for python in (os.path.realpath(sys.executable), "/usr/bin/python3.11", "/usr/local/bin/python3.11"):
         with tempfile.TemporaryDirectory() as folder:
             os.chmod(folder, 0o755)
-            if Path(python).exists() and _run(*prefix, python, "-c", "import venv, ensurepip", cwd=Path(folder)).returncode == 0:
+            # By way of a shell: setpriv itself still reaches into closed folders, what it starts does not.
+            command = (*prefix, "sh", "-c", '"$0" -c "import venv, ensurepip"', python)
+            if _run(*command, cwd=Path(folder)).returncode == 0:
                 return python
     pytest.skip("no Python 3.11 that a user without root can run")
 

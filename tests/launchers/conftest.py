@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from launchers.base import Rendezvous
-from launchers.process import LaunchRequest, RankEnvironment, Supervised
+from launchers.process import LaunchRequest, Supervised
+from search_spaces.hardware import RankEnvironment
 
 PROGRAMS = Path(__file__).parent / "programs"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
@@ -20,9 +21,10 @@ from typing import Any
 from launchers.base import RankContext, Rendezvous
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from search_spaces.config import TrialConfig
+from search_spaces.model import Workload
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIAL_LIMIT_S = 60
+TRIAL_LIMIT_S = 30
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,13 @@ class WarmTrials:
         self._process = process
         self._references: dict[str, Run] = {}
 
-    def reference(self, job: dict[str, Any]) -> Run:
-        """The same workload on one rank without any parallelism."""
-        defaults = TrialConfig(precision=job["knobs"]["precision"]).model_dump(mode="json")
-        alone = {**job, "world_size": 1, "knobs": defaults}
-        key = json.dumps(alone)
+    def reference(self, workload: Workload, config: TrialConfig, *, steps: int, seed: int) -> Run:
+        """The same workload in the same precision on one rank, without any parallelism."""
+        alone = workload.model_copy(update={"world_size": 1})
+        job = MegatronCoreLauncher().job(alone, TrialConfig(precision=config.precision), steps=steps, seed=seed)
+        key = json.dumps(job)
         if key not in self._references:
-            self._references[key] = self.run(alone)
+            self._references[key] = self.run(job)
         return self._references[key]
 
     def run(self, job: dict[str, Any]) -> Run:
@@ -112,6 +114,7 @@ def _fork(job: dict[str, Any], rank: int, rendezvous: Rendezvous, write: int) ->
     def emit(event: dict[str, Any]) -> None:
         os.write(write, (json.dumps(event) + "\n").encode())
 
+    faulthandler.dump_traceback_later(TRIAL_LIMIT_S - 1)
     signal.alarm(TRIAL_LIMIT_S)
     try:
         import_module("launchers.megatron_core.trial").main(job, RankContext(rank, rank, rendezvous, emit))

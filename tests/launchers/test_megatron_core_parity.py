@@ -126,19 +126,14 @@ def trials() -> Iterator[WarmTrials]:
         yield warm
 
 
-def _job(case: Case) -> dict[str, Any]:
+def _check(trials: WarmTrials, case: Case) -> None:
+    launcher = MegatronCoreLauncher()
     workload = Workload(model=case.model, world_size=case.world_size, global_batch_size=4, seq_length=32, device="cpu")
     config = TrialConfig(precision=case.precision, **case.knobs)
-    launcher = MegatronCoreLauncher()
     assert launcher.refusals(workload, config) == []
-    return launcher.job(workload, config, steps=STEPS, seed=1)
-
-
-def _check(trials: WarmTrials, case: Case) -> None:
-    job = _job(case)
-    expected = trials.reference(job).losses
+    expected = trials.reference(workload, config, steps=STEPS, seed=1).losses
     assert expected[-1] <= 0.95 * expected[0], f"the loss did not fall by 5 %: {expected}"
-    run = trials.run(job)
+    run = trials.run(launcher.job(workload, config, steps=STEPS, seed=1))
     assert run.losses == pytest.approx(expected, rel=TOLERANCE[case.precision])
     assert len(run.losses) == STEPS
     assert all(step["grad_norm"] > 0 and step["peak_memory_gib"] > 0.05 for step in run.steps)

@@ -16,17 +16,25 @@ import pytest
 from launchers import process
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
-from launchers.process import LaunchRequest, Limits, RankEnvironment, SupervisorLostError, node_environment, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, SupervisorLostError, node_environment, run_trial
+from search_spaces.hardware import RankEnvironment
 
 LIMITS = Limits(startup_s=10, step_s=5, trial_s=30)
 SHORT = Limits(startup_s=0.5, step_s=0.5, trial_s=5)
 ON_PATH = {"PYTHONPATH": str(Path(__file__).parent / "programs" / "on_path")}
 
 
-def finish(tree, request, limits=LIMITS, on_event=None):
-    *steps, end = run_trial(tree, request, limits, on_event)
+def finish(tree, request, limits=LIMITS, on_event=lambda event: None):
+    *steps, end = run_trial(tree, request, limits, on_event=on_event)
     assert all(isinstance(step, StepRecord) for step in steps)
     return steps, end
+
+
+def is_running(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_steps_come_back_and_the_trial_completes(tree, request_of):
@@ -49,6 +57,8 @@ FAILURES = {
     "exit code": ("fail", {"1": [0, "exit", "3"]}, Outcome.CRASHED, "exit code 3"),
     "segmentation fault": ("fail", {"1": [0, "signal", "SIGSEGV"]}, Outcome.CRASHED, "SIGSEGV"),
     "killed from outside": ("fail", {"1": [0, "signal", "SIGKILL"]}, Outcome.LOST, "SIGKILL"),
+    "failed and cannot end": ("fail", {"1": [0, "stuck", "of this"]}, Outcome.CRASHED, "of this"),
+    "exit with a text": ("exit_text", {}, Outcome.CRASHED, "bad number of heads"),
     "chained": ("fail", {"1": [0, "chained", "CUDA out of memory."]}, Outcome.OOM, "GPU memory"),
     "not a number": ("nan", {}, Outcome.NAN, "step 3"),
     "hang": ("hang", {}, Outcome.HUNG, "after step 2"),
@@ -146,19 +156,26 @@ def test_a_flood_of_events_and_output_loses_nothing(tree, request_of):
 
 
 def test_an_event_too_long_for_the_pipe_is_the_programs_error(open_tree, request_of):
-    tree = open_tree(RankEnvironment(sys.executable, env=ON_PATH))
+    tree = open_tree(RankEnvironment(python=sys.executable, env=ON_PATH))
     _, end = finish(tree, request_of("report", {"emit_bytes": 4096}))
     assert end.outcome is Outcome.CRASHED
     assert "at most 4096 fit" in end.detail
 
 
 def test_closing_early_ends_the_trial(tree, request_of):
-    pids = {}
-    trial = run_trial(tree, request_of("hang"), LIMITS, lambda event: pids.update(event.get("pids", {})))
+    supervisor = psutil.Process(tree.poll(5)["supervisor_pid"])
+    trial = run_trial(tree, request_of("hang"), LIMITS)
     next(trial)
+    ranks = [process for process in supervisor.children(recursive=True) if process.pid != tree.warm_pid]
+    assert ranks
     trial.close()
-    assert pids
-    assert not any(psutil.pid_exists(pid) for pid in pids.values())
+    assert not any(is_running(rank.pid) for rank in ranks)
+
+
+def test_the_warm_process_keeps_to_one_thread(open_tree):
+    tree = open_tree(preload=["numpy"])
+    tree.poll(5)
+    assert tree.poll(60)["threads"] == 1
 
 
 def report_of(tree, request):
@@ -172,7 +189,7 @@ def test_ranks_get_the_pools_environment_and_nothing_of_ours(open_tree, request_
     for name in ("PYTHONPATH", "VIRTUAL_ENV", "RAY_JOB_ID", "LD_LIBRARY_PATH", "KEPT"):
         monkeypatch.setenv(name, "/of/the/agent")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    tree = open_tree(RankEnvironment(sys.executable, env=ON_PATH | {"POOL": "a", "BOTH": "pool"}))
+    tree = open_tree(RankEnvironment(python=sys.executable, env=ON_PATH | {"POOL": "a", "BOTH": "pool"}))
     report, variables, end = report_of(tree, request_of("report", num_ranks=1, env={"BOTH": "trial"}))
     assert end.outcome is Outcome.CRASHED, "it reports no step"
     assert report["mark"] == "found"
@@ -182,12 +199,16 @@ def test_ranks_get_the_pools_environment_and_nothing_of_ours(open_tree, request_
     assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
     folder = Path(process.__file__).parent
     assert report["package"] == [str(folder)]
-    assert not {str(folder), str(folder.parent), "/of/the/agent"} & set(report["path"])
+    of_itself = subprocess.run(
+        [sys.executable, "-I", "-c", "import sys; print(*sys.path)"], capture_output=True, text=True, check=True
+    )
+    added = set(report["path"]) - set(of_itself.stdout.split())
+    assert not {str(folder), str(folder.parent), "/of/the/agent"} & added
 
 
 def test_ranks_run_in_the_pools_python(open_tree, request_of, tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "pool")], check=True)
-    tree = open_tree(RankEnvironment(str(tmp_path / "pool" / "bin" / "python"), env=ON_PATH))
+    tree = open_tree(RankEnvironment(python=str(tmp_path / "pool" / "bin" / "python"), env=ON_PATH))
     report, _, _ = report_of(tree, request_of("report", num_ranks=1))
     assert report["prefix"] == str(tmp_path / "pool")
 
@@ -222,7 +243,9 @@ def test_setup_file_and_container_prefix(open_tree, request_of, tmp_path):
     (tmp_path / "setup.sh").write_text("echo setting up\nexport FROM_SETUP=yes\nread line || true\n")
     prefix = script(tmp_path / "container", 'echo "a banner" ; IN_CONTAINER=$1 ; export IN_CONTAINER ; shift ; "$@"\n')
     stop = ("touch", str(tmp_path / "stopped"))
-    environment = RankEnvironment(sys.executable, str(tmp_path / "setup.sh"), (prefix, "image"), stop, ON_PATH)
+    environment = RankEnvironment(
+        python=sys.executable, setup=str(tmp_path / "setup.sh"), container=(prefix, "image"), container_stop=stop, env=ON_PATH
+    )
     tree = open_tree(environment)
     _, variables, _ = report_of(tree, request_of("report", num_ranks=1))
     assert (variables["FROM_SETUP"], variables["IN_CONTAINER"]) == ("yes", "image")
@@ -242,7 +265,7 @@ def can_unshare():
 @pytest.mark.skipif(not can_unshare(), reason="needs the right to open a pid namespace")
 @pytest.mark.parametrize("victim", [None, "supervisor", "guardian"])
 def test_ranks_in_a_pid_namespace(open_tree, request_of, victim):
-    tree = open_tree(RankEnvironment(sys.executable, container=("unshare", "--pid", "--fork", "--mount-proc")))
+    tree = open_tree(RankEnvironment(python=sys.executable, container=("unshare", "--pid", "--fork", "--mount-proc")))
     event = tree.poll(5)
     trial = run_trial(tree, request_of("escape"), LIMITS)
     next(trial)
@@ -255,19 +278,23 @@ def test_ranks_in_a_pid_namespace(open_tree, request_of, victim):
         assert not alive
         return
     trial.close()
-    alive = [item for item in psutil.Process(event["guardian_pid"]).children(recursive=True) if item.status() != "zombie"]
+    alive = [item for item in psutil.Process(event["guardian_pid"]).children(recursive=True) if is_running(item.pid)]
     assert len(alive) == 3, "supervisor, prefix and warm process"
     _, end = finish(tree, request_of("steps"))
     assert (end.outcome, tree.preloads) == (Outcome.COMPLETED, 1)
 
 
 BAD_ENVIRONMENTS = {
-    "no python": (RankEnvironment("/no/such/python"), (), "cannot execute /no/such/python"),
-    "no container": (RankEnvironment(sys.executable, container=("/no/such/tool", "run")), (), "cannot execute /no/such/tool"),
-    "no setup file": (RankEnvironment(sys.executable, setup="/no/such/setup.sh"), (), "/no/such/setup.sh"),
-    "failing setup file": (RankEnvironment(sys.executable, setup="{tmp}/setup.sh"), (), "ended with status 3"),
-    "no python after setup": (RankEnvironment("/no/such/python", setup="{tmp}/good.sh"), (), "/no/such/python"),
-    "preload fails": (RankEnvironment(sys.executable, env=ON_PATH), ("broken_import",), "this pool lacks something"),
+    "no python": (RankEnvironment(python="/no/such/python"), (), "cannot execute /no/such/python"),
+    "no container": (
+        RankEnvironment(python=sys.executable, container=("/no/such/tool", "run")),
+        (),
+        "cannot execute /no/such/tool",
+    ),
+    "no setup file": (RankEnvironment(python=sys.executable, setup="/no/such/setup.sh"), (), "/no/such/setup.sh"),
+    "failing setup file": (RankEnvironment(python=sys.executable, setup="{tmp}/setup.sh"), (), "ended with status 3"),
+    "no python after setup": (RankEnvironment(python="/no/such/python", setup="{tmp}/good.sh"), (), "/no/such/python"),
+    "preload fails": (RankEnvironment(python=sys.executable, env=ON_PATH), ("broken_import",), "this pool lacks something"),
 }
 
 
@@ -278,7 +305,7 @@ def test_a_pool_that_cannot_start_python_is_lost_at_once(open_tree, request_of, 
     (tmp_path / "good.sh").write_text("true\n")
     environment, preload, detail = BAD_ENVIRONMENTS[name]
     setup = environment.setup.format(tmp=tmp_path) if environment.setup else None
-    tree = open_tree(RankEnvironment(environment.python, setup, environment.container, (), environment.env), preload=preload)
+    tree = open_tree(environment.model_copy(update={"setup": setup}), preload=preload)
     time.sleep(wait_s)
     for _ in range(2):
         begin_s = time.monotonic()
@@ -315,6 +342,28 @@ def test_a_supervisor_that_does_not_answer_is_an_error(tree, request_of):
             tree.end_trial("none", timeout_s=0.2)
     finally:
         os.kill(supervisor_pid, signal.SIGCONT)
+
+
+def test_a_supervisor_that_does_not_answer_loses_the_trial_not_the_slot(tree, request_of, monkeypatch):
+    monkeypatch.setattr(process, "_END_S", 0.3)
+    supervisor_pid = tree.poll(5)["supervisor_pid"]
+    rank_pids = {}
+    trial = run_trial(tree, request_of("hang"), SHORT, on_event=lambda event: rank_pids.update(event.get("pids", {})))
+    next(trial)
+    os.kill(supervisor_pid, signal.SIGSTOP)
+    *_, end = trial
+    assert end.outcome is Outcome.LOST, end
+    assert "did not answer" in end.detail
+    assert not any(is_running(pid) for pid in rank_pids.values())
+    _, end = finish(tree, request_of("steps"))
+    assert (end.outcome, tree.supervisors_started) == (Outcome.COMPLETED, 2)
+
+
+def test_a_supervisor_that_cannot_be_started_is_lost(request_of, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    _, end = finish(Supervised(RankEnvironment(python="python3")), request_of("steps"))
+    assert end.outcome is Outcome.LOST
+    assert "/no/such/python" in end.detail
 
 
 def test_the_logs_of_the_ranks_are_apart(tree, request_of):

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 from launchers.base import Rendezvous
-from launchers.process import LaunchRequest, Limits, RankEnvironment, Supervised, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, run_trial
+from search_spaces.hardware import RankEnvironment
 
 
 def main():
     options = json.loads(sys.argv[1])
-    tree = Supervised(RankEnvironment(options["python"], env=options["env"]), preload=options["preload"])
+    tree = Supervised(RankEnvironment(python=options["python"], env=options["env"]), preload=options["preload"])
     tree.set_exit_command(options["exit_command"])
     tree.start()
     print(json.dumps(tree.poll(10)), flush=True)

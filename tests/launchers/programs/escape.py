@@ -1,8 +1,7 @@
-"""Steps for ever, while its ranks try everything to outlive the trial: own sessions, grandchildren, daemons, ignored signals."""
+"""Steps as the job says, while its ranks try all to outlive the trial: sessions, grandchildren, daemons, ignored signals."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -26,7 +25,7 @@ def main(job, context):
     subprocess.Popen(["sh", "-c", "trap '' TERM HUP; sleep 300 & wait"], start_new_session=True)
     daemonise(300)
     time.sleep(0.3)  # until all of them are there
-    for iteration in itertools.count(1):
+    for iteration in range(1, job.get("steps", 1_000_000) + 1):
         step = {"event": "step", "iteration": iteration, "time_s": 0.0, "step_s": 0.05, "loss": 1.0}
         if context.rank == context.rendezvous.world_size - 1:
             context.emit(step | {"grad_norm": None, "tokens": 8, "peak_memory_gib": None})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 
 
@@ -22,6 +23,9 @@ def main(job, context):
         sys.exit(int(text))
     if kind == "signal":
         os.kill(os.getpid(), getattr(signal, text))
+    if kind == "stuck":
+        threading.Thread(target=threading.Event().wait).start()
+        raise AssertionError(text)
     if kind == "memory":
         bytearray(1 << 60)
     if kind == "chained":

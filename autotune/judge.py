@@ -1,0 +1,30 @@
+"""How a launched trial is judged, and how infeasible Optuna is told it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from autotune.records import TrialRecord, TrialResult
+from launchers.outcome import Outcome
+
+
+def judge(result: TrialResult, metrics: Mapping[str, float]) -> tuple[Outcome, str]:
+    """Outcome and detail: a trial counts as completed only with a measurement and a finite loss."""
+    if result.outcome is not Outcome.COMPLETED:
+        return result.outcome, result.detail
+    if not result.steps:
+        return Outcome.CRASHED, "all ranks ended without reporting a step"
+    if "tokens_per_s_per_gpu" not in metrics:
+        return Outcome.CRASHED, "no step after the warm-up says how long it took"
+    if "loss_last" not in metrics:
+        return Outcome.NAN, f"the loss of step {result.steps[-1].iteration} is {result.steps[-1].loss!r}"
+    return Outcome.COMPLETED, result.detail
+
+
+def infeasibility(record: TrialRecord) -> float:
+    """Constraint value, always finite: how far over the rules; 1 for a failure, -1 for a trial that completed."""
+    if record.outcome is Outcome.COMPLETED:
+        return -1.0
+    amount = sum(violation.amount for violation in record.violations)
+    return max(1.0, amount) if math.isfinite(amount) else 1.0

@@ -1,0 +1,203 @@
+"""How often our verdict on a random configuration is Megatron's own.
+
+    python benchmarks/legality_agreement.py --megatron 0.16 --cases 1000 [--megatron-lm CHECKOUT]
+    python benchmarks/legality_agreement.py --megatron 0.19 --cases 1000 --python PYTHON312 --oracle megatron_oracle.py
+
+0.16 is asked in this interpreter (`megatron_016_oracle.py`), 0.19 by the given oracle script under the given Python 3.12.
+Prints a table, writes JSON, and lists every false accept and false refusal that is not one of `EXCEPTIONS`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.legality_cases import Case, broken, sample  # noqa: E402  the repository is no package
+from search_spaces.legality import RULES  # noqa: E402
+
+EXCEPTIONS: dict[str, str] = {
+    "every_stage_has_layers": "transformer_block.py get_num_layers_to_build returns a negative number of layers and none is built",
+    "uniform_recompute_layers": "recompute.py: the loop over layers advances by 0 and never ends",
+    "uniform_recompute_over_chunks": "0.16 transformer_block.py _get_layer: IndexError in the first forward pass (benchmarks/legal_trains.py)",
+    "precision_aware_optimizer": "optimizer_config.py OptimizerConfig.__post_init__ asserts it; the 0.19 oracle does not build one",
+}
+
+
+_BEFORE_RULES = {"one_precision", "hidden_size_over_heads"}
+"""Refusals before any rule is asked that the launch script also makes before it builds a configuration."""
+
+
+NO_KERNELS = (
+    "RNG tracker does not support cudagraphs!",
+    "CPU Offloading is enabled when TE is not present",
+    "einops is not installed",
+    "Cannot re-initialize CUDA in forked subprocess",
+    "Torch not compiled with CUDA enabled",
+)
+"""What an oracle says where it lacks a package, not where Megatron has a rule: no verdict."""
+
+
+def main() -> None:
+    """Draw, ask, compare, report."""
+    options = _options()
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
+    cases = list(sample(options.cases, options.megatron, seed, options.per_rule))
+    random.Random(seed).shuffle(cases)
+    print(f"{len(cases)} cases", flush=True)
+    asked = [(case, answer) for case, answer in zip(cases, _ask(cases, options), strict=True) if answer is not None]
+    cases, answers = [case for case, _ in asked], [answer for _, answer in asked]
+    report = compare(cases, answers, options.megatron, asked_arguments=options.megatron == "0.19" or bool(options.megatron_lm))
+    report |= {"seed": seed, "megatron": options.megatron}
+    options.json.write_text(json.dumps(report, indent=1, default=str))
+    print_report(report)
+
+
+def compare(cases: list[Case], answers: list[dict[str, Any]], megatron: str, asked_arguments: bool) -> dict[str, Any]:
+    """Agreement of our verdicts with the oracle's.
+
+    Args:
+        cases: What was asked.
+        answers: The oracle's verdicts.
+        megatron: Version of the rules.
+        asked_arguments: Whether the oracle ran `validate_args`; else refusals by its rules alone are counted apart.
+    """
+    counts: Counter[str] = Counter()
+    per_rule: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    wrong: list[dict[str, Any]] = []
+    only_arguments = set() if asked_arguments else {rule.__name__ for rule in RULES if _only_arguments(rule.__doc__ or "")}
+    for case, answer in zip(cases, answers, strict=True):
+        names = set(broken(case, megatron))
+        if any(text in str(answer.get("msg") or answer.get("message")) for text in NO_KERNELS):
+            answer["verdict"] = "unknown"
+        kind = _kind(names, answer["verdict"], only_arguments)
+        counts[kind] += 1
+        counts["megatron " + answer["verdict"]] += 1
+        if answer["verdict"] not in ("valid", "invalid"):
+            unknown[str(answer.get("message") or answer.get("msg"))[:120]] += 1
+        if answer["verdict"] == "invalid":
+            per_rule.update(names)
+        if kind.startswith("false"):
+            where = {key: answer.get(key) for key in ("stage", "exc", "msg", "message", "where")}
+            wrong.append({"kind": kind, "rules": sorted(names), "oracle": where, "case": case})
+    rare = {rule.__name__: per_rule[rule.__name__] for rule in RULES if per_rule[rule.__name__] < 30}
+    return {
+        "counts": dict(counts),
+        "illegal_per_rule": dict(per_rule),
+        "rules_below_30": rare,
+        "unknown": dict(unknown),
+        "wrong": wrong,
+    }
+
+
+def _kind(names: set[str], verdict: str, only_arguments: set[str]) -> str:
+    """How one verdict compares."""
+    if verdict not in ("valid", "invalid"):
+        return "not asked"
+    if (not names) == (verdict == "valid"):
+        return "agree"
+    if not names:
+        return "false accept"
+    if names <= set(EXCEPTIONS):
+        return "named exception"
+    if names - only_arguments - (_BEFORE_RULES if only_arguments else set()):
+        return "false refusal"
+    return "not asked"
+
+
+def _only_arguments(doc: str) -> bool:
+    """Whether a rule comes from the launch script's checks alone."""
+    files = {word.strip("(),.;:") for word in doc.split() if ".py" in word}
+    return not files or all("arguments.py" in name for name in files)
+
+
+def _ask(cases: list[Case], options: argparse.Namespace) -> list[dict[str, Any] | None]:
+    """The oracle's verdicts in the order of the cases, from several oracles at once; None where time ran out."""
+    command = [options.python, str(options.oracle)]
+    if options.megatron == "0.16":
+        command = [sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")]
+        command += ["--megatron-lm", str(options.megatron_lm)] if options.megatron_lm else []
+    return ask_all(command, cases, options.workers, options.seconds)
+
+
+def ask_all(command: list[str], cases: list[Case], workers: int, seconds: float | None = None) -> list[dict[str, Any] | None]:
+    """Verdicts from several oracle processes that answer line by line; None for cases that time did not allow."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    answers: list[dict[str, Any] | None] = [None] * len(cases)
+    todo = iter(enumerate(cases))
+    lock = threading.Lock()
+
+    def work(_: int) -> None:
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONWARNINGS": "ignore",
+        }
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(command, text=True, env=env, **pipes) as oracle:  # type: ignore[call-overload]
+            while deadline is None or time.monotonic() < deadline:
+                with lock:
+                    position, case = next(todo, (None, None))
+                if position is None:
+                    break
+                oracle.stdin.write(json.dumps(case) + "\n")
+                oracle.stdin.flush()
+                answers[position] = _answer(oracle.stdout)
+            oracle.stdin.close()
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
+    return answers
+
+
+def _answer(lines: Iterable[str]) -> dict[str, Any]:
+    """The next verdict among whatever else an oracle prints."""
+    for line in lines:
+        if line.startswith("{"):
+            return dict(json.loads(line))
+    raise RuntimeError("the oracle ended without an answer")
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The table for a person."""
+    for name, count in sorted(report["counts"].items()):
+        print(f"{count:8d}  {name}")
+    print("rules broken by fewer than 30 illegal cases:", json.dumps(report["rules_below_30"]))
+    print("not answered by the oracle:", json.dumps(report["unknown"]))
+    for item in report["wrong"]:
+        print(json.dumps(item, default=str))
+
+
+def _options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megatron", choices=("0.16", "0.19"), default="0.16")
+    parser.add_argument("--cases", type=int, default=1000)
+    parser.add_argument("--per-rule", type=int, default=30)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, help="stop asking after this long")
+    parser.add_argument("--python", default=sys.executable, help="Python 3.12 with megatron-core[training] 0.19")
+    parser.add_argument("--oracle", type=Path, help="script that asks Megatron 0.19")
+    parser.add_argument("--megatron-lm", type=Path, help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well")
+    parser.add_argument("--json", type=Path, default=Path("legality_agreement.json"))
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""The searcher between Tune and the pools' studies, with slots that hold nothing."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+from ray.tune.search import Searcher
+
+from autotune.errors import InfrastructureError
+from autotune.pool_study import STOPPED_BY_USER
+from autotune.records import TrialResult
+from autotune.searcher import StudySearcher
+from autotune.trial import RESULT_KEY
+from launchers.outcome import Outcome
+
+from .study_cases import NoLauncher, completed, failed, open_pool, study_spec
+
+POOLS = [{"name": "a", "gpus_per_node": 2}, {"name": "b", "gpus_per_node": 4}]
+
+
+class FakeSlots:
+    """One slot per pool."""
+
+    def __init__(self):
+        self.leased, self.repaired, self.ended = set(), [], []
+        self.broken = False
+
+    def lease(self, pool):
+        if pool in self.leased:
+            return None
+        self.leased.add(pool)
+        return SimpleNamespace(agents=["agent"], pool=pool)
+
+    def release(self, slot):
+        self.leased.remove(slot.pool)
+
+    def repair(self, slot):
+        self.repaired.append(slot.pool)
+        if self.broken:
+            raise InfrastructureError("node does not come back")
+
+    def end_trial(self, slot):
+        self.ended.append(slot.pool)
+
+
+@pytest.fixture
+def made(tmp_path):
+    def make(**fields):
+        spec = study_spec(**{"pools": POOLS, "sampler": "grid", **fields})
+        studies = [open_pool(spec, pool=number) for number in range(len(spec.pools))]
+        slots, launched = FakeSlots(), []
+        searcher = StudySearcher(
+            spec, NoLauncher(), studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name)
+        )
+        return searcher, studies, slots, launched
+
+    return make
+
+
+def end(searcher, trial_id, result):
+    searcher.on_trial_complete(trial_id, {RESULT_KEY: result})
+
+
+def test_pools_run_at_the_same_time_and_none_twice(made):
+    searcher, _, slots, launched = made()
+    assert searcher.suggest("t1")["agents"] == ["agent"]
+    assert searcher.suggest("t2") is not None
+    assert searcher.suggest("t3") is None
+    assert (launched, slots.leased) == (["a", "b"], {"a", "b"})
+    end(searcher, "t1", completed())
+    assert searcher.suggest("t4")["request"].trial == "case/a/1x2/1"
+
+
+def test_C012_never_more_trials_than_slots_also_after_a_lost_one(made):
+    searcher, _, slots, launched = made(pools=POOLS[:1])
+    for number in range(2):
+        assert searcher.suggest(f"t{number}") is not None
+        assert searcher.suggest("more") is None
+        end(searcher, f"t{number}", failed(Outcome.LOST))
+    assert launched == ["a", "a"]
+    assert slots.repaired == ["a", "a"]
+
+
+def test_first_trial_of_a_pool_has_twice_the_time_to_start(made):
+    searcher, *_ = made(pools=POOLS[:1])
+    first = searcher.suggest("t1")["request"].limits.startup_s
+    end(searcher, "t1", completed())
+    assert first == 2 * searcher.suggest("t2")["request"].limits.startup_s
+
+
+def test_finished_only_when_every_study_has_ended_and_nothing_runs(made):
+    searcher, studies, *_ = made(budget={"trials": 1})
+    searcher.suggest("t1")
+    searcher.suggest("t2")
+    assert searcher.suggest("t3") is None
+    end(searcher, "t1", completed())
+    assert searcher.suggest("t4") is None
+    end(searcher, "t2", completed())
+    assert searcher.suggest("t5") == Searcher.FINISHED
+    assert [study.end_reason for study in studies] == ["budget: 1 trials"] * 2
+
+
+@pytest.mark.parametrize(
+    "report",
+    [None, {}, {"score": 1.0}, {RESULT_KEY: None}, {RESULT_KEY: "N/A"}, {RESULT_KEY: float("nan")}],
+    ids=["C001_none", "C004_empty", "C004_other_key", "C001_key_is_none", "C002_text", "C003_nan"],
+)
+def test_C001_to_C004_a_report_without_a_result_is_a_lost_trial_and_the_study_goes_on(made, report):
+    searcher, studies, slots, _ = made(pools=POOLS[:1])
+    searcher.suggest("t1")
+    searcher.on_trial_complete("t1", report)
+    record = studies[0].records[0]
+    assert (record.outcome, record.detail) == (Outcome.LOST, "the Tune worker of this trial died")
+    assert slots.ended == ["a"]
+    assert searcher.suggest("t2") is not None
+
+
+def test_unknown_trials_are_passed_over(made):
+    searcher, studies, *_ = made()
+    searcher.on_trial_complete("never suggested", {RESULT_KEY: completed()})
+    assert studies[0].records == []
+
+
+def test_a_node_that_does_not_come_back_ends_its_pool_only(made):
+    searcher, studies, slots, _ = made()
+    searcher.suggest("t1")
+    slots.broken = True
+    end(searcher, "t1", failed(Outcome.LOST))
+    assert studies[0].end_reason == "infrastructure: node does not come back"
+    assert searcher.suggest("t2")["request"].trial.startswith("case/b/")
+
+
+def test_C007_trials_stopped_by_the_user_are_lost_and_no_failure_of_theirs(made):
+    searcher, studies, slots, _ = made()
+    searcher.suggest("t1")
+    searcher.suggest("t2")
+    searcher.stop_reason = STOPPED_BY_USER
+    end(searcher, "t1", failed(Outcome.STOPPED))
+    end(searcher, "t2", completed())
+    assert searcher.suggest("t3") == Searcher.FINISHED
+    stopped, done = studies[0].records[0], studies[1].records[0]
+    assert (stopped.outcome, stopped.detail, done.outcome) == (Outcome.LOST, STOPPED_BY_USER, Outcome.COMPLETED)
+    assert stopped.config in {
+        studies[0].table.config(row) for row in range(len(studies[0].table)) if studies[0].candidates._open[row]
+    }
+    assert slots.repaired == []
+
+
+def test_wall_time_ends_the_study_but_a_fault_of_its_last_trial_stays_a_fault(made, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("autotune.searcher.time.time", lambda: now[0])
+    searcher, studies, *_ = made(pools=POOLS[:1], budget={"wall_time_s": 60})
+    searcher.suggest("t1")
+    now[0] += 61
+    assert searcher.suggest("t2") is None
+    end(searcher, "t1", failed(Outcome.OOM))
+    assert studies[0].records[0].outcome is Outcome.OOM
+    assert searcher.suggest("t3") == Searcher.FINISHED
+    assert studies[0].end_reason == "budget: 60 s of wall time"
+
+
+def test_tune_may_pickle_and_save_it(made, tmp_path):
+    searcher, *_ = made()
+    assert pickle.loads(pickle.dumps(searcher)).__dict__ == {}
+    searcher.save(str(tmp_path / "state"))
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_result_of_the_wrong_kind_is_no_result(made):
+    searcher, studies, *_ = made(pools=POOLS[:1])
+    searcher.suggest("t1")
+    end(searcher, "t1", TrialResult(Outcome.OOM, "why"))
+    assert studies[0].records[0].detail == "why"

@@ -1,0 +1,222 @@
+"""A bad study file gives exit code 2 and one message: the messages below were written by hand before the code."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from autotune.cli import app
+from autotune.errors import SpecError
+from autotune.spec import StudySpec, load_study, override, study_file
+from search_spaces.config import TrialConfig
+from tests.conftest import ROOT
+
+from .study_cases import MODEL, POOL, study_data, study_spec
+
+TP = "tensor_model_parallel_size"
+TYPO = "tensor_model_paralel_size"
+ABOUT_TP = f"{TP}: ranks that share each layer's matrices (TP); give a list of choices, e.g. [1, 2, 4]"
+WRITE_ONE = "`autotune init` writes a study to start from"
+FILE = "<file>"
+
+
+def without(field):
+    data = study_data()
+    del data[field]
+    return data
+
+
+# Name: (content of the file, message, hint); <file> stands for the file's path.
+BAD = {
+    "wrong type": (
+        study_data(global_batch_size="many"),
+        "global_batch_size: must be a whole number (got 'many')",
+        "global_batch_size: Sequences per optimiser step. A workload, never a knob.",
+    ),
+    "unknown knob": (
+        study_data(search={TYPO: [1, 2]}),
+        f"search.{TYPO}: is not a knob (got [1, 2])",
+        f"did you mean '{TP}'?",
+    ),
+    "unknown field": (
+        study_data(bugdet={"trials": 3}),
+        "bugdet: is not a known field (got {'trials': 3})",
+        "did you mean 'budget'?",
+    ),
+    "zero GPUs": (
+        study_data(pools=[{**POOL, "gpus_per_node": 0}]),
+        "pools[0].gpus_per_node: must be greater than 0 (got 0)",
+        'gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.',
+    ),
+    "heads do not divide": (
+        study_data(model={**MODEL, "num_attention_heads": 7}),
+        "model: hidden_size=64 is not divisible by num_attention_heads=7",
+        "change one of them, or give kv_channels",
+    ),
+    "empty choices": (study_data(search={TP: []}), f"search.{TP}: has no choices (got [])", ABOUT_TP),
+    "negative budget": (
+        study_data(budget={"trials": -3}),
+        "budget.trials: must be greater than 0 (got -3)",
+        "trials: Launched trials per pool, the baseline included.",
+    ),
+    "missing model": (
+        without("model"),
+        "model: is missing",
+        "add `model:` to the study file; `autotune init` writes a complete one",
+    ),
+    "duplicate pool": (
+        study_data(pools=[POOL, POOL]),
+        "pools: two pools have the same name (got 'laptop')",
+        "every pool needs a name of its own",
+    ),
+    "bad URL": (
+        study_data(storage="postgres//host/db"),
+        "storage: is not a URL that can be used here; known: sqlite://, postgresql://, mysql://, journal:// "
+        "(got 'postgres//host/db')",
+        "storage: Optuna storage URL; none = a journal file in the state folder.",
+    ),
+    "not YAML": (
+        "name: [a\nb: }",
+        f"study file: is not YAML: expected ',' or ']', but got ':' in line 2, column 2 (got '{FILE}')",
+        WRITE_ONE,
+    ),
+    "baseline knob": (study_data(baseline={TYPO: 2}), f"baseline.{TYPO}: is not a knob (got 2)", f"did you mean '{TP}'?"),
+    "steps within warm-up": (
+        study_data(measurement={"steps": 2, "warmup_steps": 2}),
+        "measurement.steps: leaves nothing to measure after warmup_steps=2 (got 2)",
+        "give at least 8 steps: six tell an interval",
+    ),
+    "slash in the name": (
+        study_data(name="a/b"),
+        "name: cannot be a name (got 'a/b')",
+        "letters, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit",
+    ),
+    "empty file": ("", f"study file: is empty (got '{FILE}')", WRITE_ONE),
+    "a text": ("hello", f"study file: is not a mapping of fields to values (got '{FILE}')", WRITE_ONE),
+    "numbers as fields": ("1: 2", f"study file: is not a mapping of fields to values (got '{FILE}')", WRITE_ONE),
+    "binary file": (bytes(range(256)), f"study file: is not a text file (got '{FILE}')", WRITE_ONE),
+    "zero bytes": (
+        b"name: a\0",
+        f"study file: is not YAML: unacceptable character #x0000: special characters are not allowed (got '{FILE}')",
+        WRITE_ONE,
+    ),
+    "value of a choice": (study_data(search={TP: [1, "two"]}), f"search.{TP}: cannot be 'two' (got [1, 'two'])", ABOUT_TP),
+    "ends of a range": (
+        study_data(search={TP: {"range": [1, "x"]}}),
+        f"search.{TP}: the ends of a range must be whole numbers (got {{'range': [1, 'x']}})",
+        ABOUT_TP,
+    ),
+    "search is a list": (
+        study_data(search=[TP]),
+        f"search: must be a mapping of knobs to choices, or auto (got ['{TP}'])",
+        "search: Knob -> choices.",
+    ),
+    "knob twice": (
+        study_data(search={"recompute": ["none"], "recompute_method": ["block"]}),
+        "search: chosen more than once, by itself and in a group: recompute_method",
+        "choose every knob once, by itself or in its group",
+    ),
+    "no pools": (study_data(pools=[]), "pools: is empty (got [])", "pools: Where trials run; one Optuna study each."),
+    "unknown launcher": (
+        study_data(launcher="nope"),
+        "launcher: cannot be loaded: No module named 'nope' (got 'nope')",
+        "`megatron_core`, or `package.module:Class` of your own",
+    ),
+    "two faults": (
+        study_data(seed=-1, seq_length="long"),
+        "seq_length: must be a whole number; also wrong: seed (got 'long')",
+        "seq_length: Tokens per sequence.",
+    ),
+    "a long value": (
+        study_data(seed="x" * 5000),
+        "seed: must be a whole number (got 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx')",
+        "seed: Seed of the sampler, the weights and the batches.",
+    ),
+    "field of a pool": (
+        study_data(pools=[POOL, {**POOL, "name": "b", "node": 2}]),
+        "pools[1].node: is not a known field (got 2)",
+        "did you mean 'nodes'?",
+    ),
+}
+
+
+def written(tmp_path, content):
+    path = tmp_path / "study.yaml"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content, sort_keys=False))
+    return path
+
+
+@pytest.mark.parametrize("verb", ["check", "tune"])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_study_file_gives_exit_code_2_and_one_message(tmp_path, monkeypatch, name, verb):
+    monkeypatch.chdir(tmp_path)
+    content, message, hint = BAD[name]
+    path = written(tmp_path, content)
+    result = CliRunner().invoke(app, [verb, str(path)])
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == f"error: {message}\nhint: {hint}\n".replace(FILE, str(path))
+    assert not (tmp_path / ".autotune").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("folder", "cannot be read: is a directory"), ("nothing.yaml", "cannot be read: no such file or directory")],
+)
+def test_what_is_no_file_is_named(tmp_path, name, message):
+    (tmp_path / "folder").mkdir()
+    result = CliRunner().invoke(app, ["check", str(tmp_path / name)])
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        f"error: study file: {message} (got '{tmp_path / name}')",
+        f"hint: give the path of a YAML study file; {WRITE_ONE}",
+    ]
+
+
+@pytest.mark.parametrize(("verb", "name"), [("check", "unknown knob"), ("tune", "not YAML")])
+def test_as_a_process_there_is_no_traceback(tmp_path, verb, name):
+    content, message, hint = BAD[name]
+    path = written(tmp_path, content)
+    command = [sys.executable, "-m", "autotune.cli", verb, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"PYTHONPATH": str(ROOT)})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: {message}\nhint: {hint}\n".replace(FILE, str(path))
+
+
+def test_every_knob_typo_finds_its_knob():
+    for knob in TrialConfig.model_fields:
+        typo = knob[:-2] + knob[-1]
+        with pytest.raises(SpecError) as caught:
+            override(study_spec(), {"baseline": {typo: 1}})
+        assert caught.value.hint == f"did you mean '{knob}'?"
+
+
+def test_command_line_wins_and_keeps_the_rest_of_a_part(tmp_path):
+    path = written(tmp_path, study_data(budget={"trials": 5, "wall_time_s": 60}))
+    spec = load_study(path, {"budget": {"trials": 7}, "storage": None})
+    assert (spec.budget.trials, spec.budget.wall_time_s, spec.storage) == (7, 60.0, None)
+
+
+def test_override_checks_the_new_value():
+    with pytest.raises(SpecError, match=r"budget.trials: must be greater than 0 \(got 0\)"):
+        override(study_spec(), {"budget": {"trials": 0}})
+
+
+def test_a_spec_survives_being_written_and_read():
+    spec = study_spec(
+        baseline={"recompute_modules": ["core_attn", "mlp"], "environment": [["A", "1"]]},
+        search={TP: [1, 2], "recompute": ["none", "full"]},
+    )
+    assert StudySpec.model_validate(yaml.safe_load(yaml.safe_dump(spec.model_dump(mode="json", exclude_defaults=True)))) == spec
+
+
+def test_shipped_studies_are_found_by_name_and_load(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_study(study_file("quickstart")).name == "quickstart"
+    (tmp_path / "quickstart").write_text("mine")
+    assert study_file("quickstart").read_text() == "mine"

@@ -1,0 +1,103 @@
+"""Our verdicts against Megatron's own on random cases."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.legality_agreement import ask_all, compare
+from benchmarks.legality_cases import sample
+from benchmarks.legality_space import WORKLOADS
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
+from search_spaces.model import Workload
+from search_spaces.space import SearchSpace
+
+LARGEST_WORLD = 256  # larger ones cost the fake process group seconds; the benchmark goes up to 4096
+ROOT = Path(__file__).parents[2]
+PYTHON_019 = os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON", "")
+
+
+def agreement(command: list[str], megatron: str, count: int) -> dict[str, Any]:
+    """The comparison on freshly drawn cases; the seed is in the report."""
+    seed = random.SystemRandom().randrange(2**32)
+    drawn = (case for case in sample(2 * count, megatron, seed, per_rule=0) if case["world_size"] <= LARGEST_WORLD)
+    cases = list(itertools.islice(drawn, count))
+    answers = [answer for answer in ask_all(command, cases, workers=2) if answer is not None]
+    assert len(answers) == count
+    return {**compare(cases, answers, megatron, asked_arguments=megatron == "0.19"), "seed": seed}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Megatron-Core 0.16 is installed for Python 3.11 only")
+def test_sample_against_megatron_016() -> None:
+    pytest.importorskip("megatron.core", reason="needs Megatron-Core")
+    report = agreement([sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")], "0.16", 300)
+    assert not report["wrong"], report
+    assert report["counts"]["megatron valid"] >= 75
+
+
+def test_sample_against_megatron_019(shared: Path) -> None:
+    oracle = shared / "tools" / "megatron_oracle.py"
+    _skip_without(oracle)
+    report = agreement([PYTHON_019, str(oracle)], "0.19", 40)
+    assert not report["wrong"], report
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(7200)
+def test_300_cases_against_megatron_019(shared: Path) -> None:
+    oracle = shared / "tools" / "megatron_oracle.py"
+    _skip_without(oracle)
+    report = agreement([PYTHON_019, str(oracle)], "0.19", 300)
+    assert not report["wrong"], report
+
+
+@pytest.mark.acceptance
+def test_every_accepted_candidate_of_large_spaces(large_workload: Workload) -> None:
+    table = SearchSpace(large_workload, "auto").table()
+    columns: Columns = table.columns
+    world = large_workload.world_size
+    assert len(table) >= 100_000
+    assert (columns.model_ranks * columns.dp == world).all()
+    assert (columns.expert_ranks * (world // columns.expert_ranks) == world).all()
+    for row in random.Random(0).sample(range(len(table)), 300):
+        config = table.config(row)
+        assert TrialConfig.from_argv(config.argv()) == config
+        assert table.find(config) == row
+        assert min(layers_per_stage(large_workload, config)) >= 1
+
+
+def _skip_without(oracle: Path) -> None:
+    """Skip where Megatron 0.19 cannot be asked."""
+    if not PYTHON_019 or not oracle.exists():
+        pytest.skip(
+            "set AUTOTUNE_MEGATRON_019_PYTHON to a Python 3.12 with megatron-core[training] 0.19; also needs the oracle script"
+        )
+
+
+def layers_per_stage(workload: Workload, config: TrialConfig) -> list[int]:
+    """Transformer layers of every stage."""
+    layers, stages = workload.model.num_layers, config.pipeline_model_parallel_size
+    first, last = config.decoder_first_pipeline_num_layers, config.decoder_last_pipeline_num_layers
+    embedding, loss = config.account_for_embedding_in_pipeline_split, config.account_for_loss_in_pipeline_split
+    if first is None and last is None:
+        counts = [(layers + embedding + loss) // stages] * stages
+        counts[0] -= embedding
+        counts[-1] -= loss
+        return counts
+    middle_stages = stages - (first is not None) - (last is not None)
+    middle = (layers - (first or 0) - (last or 0)) // max(middle_stages, 1)
+    return [count for count in (first, *[middle] * middle_stages, last) if count is not None]
+
+
+@pytest.fixture(params=["Llama-3.1-405B on 16,384 GPUs", "DeepSeek-V3 on 2,048 GPUs"])
+def large_workload(request: pytest.FixtureRequest) -> Workload:
+    """The two largest workloads of the speed benchmark."""
+    return WORKLOADS[request.param]

@@ -1,0 +1,239 @@
+"""The rules on cases taken from Megatron itself, and the explanation of a verdict."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.check import explain, run_jsonl
+from search_spaces.config import TrialConfig
+from search_spaces.legality import RULES, check
+from search_spaces.model import ModelSpec, Workload
+from search_spaces.normalise import normalise
+
+MODEL = ModelSpec(num_layers=8, hidden_size=128, num_attention_heads=8, vocab_size=1024)
+WORKLOAD = Workload(model=MODEL, world_size=8, global_batch_size=32, seq_length=128)
+BASE: dict[str, Any] = {
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "vocab_size": 32000,
+    "seq_length": 4096,
+    "world_size": 8,
+    "gbs": 64,
+}
+
+
+def names(config: TrialConfig, workload: Workload = WORKLOAD) -> set[str]:
+    """Names of the broken rules."""
+    return {violation.name for violation in check(workload, config)}
+
+
+def test_cases_from_megatron(shared: Path) -> None:
+    cases = yaml.safe_load((shared / "data" / "legality" / "cases.yaml").read_text())
+    lines = run_jsonl(json.dumps(case["input"]) for case in cases)
+    wrong = [
+        case["id"] for case, line in zip(cases, lines, strict=True) if json.loads(line)["legal"] != (case["expected"] == "valid")
+    ]
+    assert not wrong
+
+
+EXPECTED = {
+    "A001": "heads_over_tensor_ranks",
+    "A009": "ffn_over_tensor_ranks",
+    "A014": "batch_over_replicas",
+    "A020": "layers_over_stages",
+    "A026": "layers_per_virtual_stage",
+    "A027": "interleaving_needs_stages",
+    "A035": "micro_batch_group",
+    "A039": "uneven_stages_over_virtual_stages",
+    "A040": "uneven_stages",
+    "A054": "sequence_over_tensor_ranks",
+    "A066": "fp8_parameters_optimizer",
+    "A076": "full_recompute_method",
+    "A090": "experts_exist",
+    "A093": "experts_need_sequence_parallel",
+    "A112": "rank_order",
+    "A118": "fsdp_checkpoint",
+    "A140": "value_of_micro_batch_size",
+    "A143": "heads_over_query_groups",
+}
+
+
+def test_cases_are_refused_by_their_own_rule(shared: Path) -> None:
+    cases = {case["id"]: case for case in yaml.safe_load((shared / "data" / "legality" / "cases.yaml").read_text())}
+    for name, rule in EXPECTED.items():
+        verdict = json.loads(next(iter(run_jsonl([json.dumps(cases[name]["input"])]))))
+        assert rule in [violation["name"] for violation in verdict["violations"]], name
+
+
+def test_published_configurations(shared: Path) -> None:
+    rows = list(csv.DictReader((shared / "data" / "published" / "charllm_configs.csv").open()))
+    assert len(rows) == 200
+    wrong = []
+    for row in rows:
+        found = {violation.name for violation in check(*read_case(published_case(row)))}
+        expected = {"batch_over_replicas"} if "GBS < MBS*DP" in row["note"] else REFUSED_BY_MEGATRON.get(shape(row), set())
+        if found != expected:
+            wrong.append((row["file"], row["note"], found))
+    assert not wrong
+
+
+REFUSED_BY_MEGATRON = {
+    ("llama3-70b", "1", "32", "False"): {"layers_over_stages"},
+    ("mixtral-8x7b", "2", "1", "False"): {"experts_need_sequence_parallel"},
+}
+"""Published configurations that Megatron refuses although their note does not say so: 80 layers on 32 stages without a split
+(arguments.py validate_args), and experts with tensor parallelism without sequence parallelism (moe_layer.py MoELayer.forward)."""
+
+
+def shape(row: dict[str, str]) -> tuple[str, str, str, str]:
+    """What decides whether a published configuration is one of `REFUSED_BY_MEGATRON`."""
+    return row["model"], row["tp"], row["pp"], row["sp"]
+
+
+def published_case(row: dict[str, str]) -> dict[str, Any]:
+    """A row of the table of published configurations as a case."""
+
+    def number(name: str) -> int | None:
+        return int(float(row[name])) if row[name] else None
+
+    experts = number("experts")
+    return {
+        "num_layers": number("num_layers"),
+        "hidden_size": number("hidden"),
+        "num_attention_heads": number("heads"),
+        "num_query_groups": number("kv_groups"),
+        "ffn_hidden_size": number("ffn"),
+        "vocab_size": 50257,
+        "seq_length": number("seq"),
+        "num_experts": experts,
+        "moe_router_topk": number("topk"),
+        "moe_token_dispatcher_type": row["moe_dispatcher"] or None,
+        "moe_grouped_gemm": row["moe_grouped_gemm"] == "True",
+        "world_size": number("world_size"),
+        "tp": number("tp"),
+        "pp": number("pp"),
+        "vpp": number("vpp"),
+        "ep": number("ep"),
+        "cp": number("cp"),
+        "sp": row["sp"] == "True",
+        "mbs": number("mbs"),
+        "gbs": number("gbs"),
+        "recompute_granularity": row["act_ckpt_granularity"] or None,
+        "recompute_method": row["act_ckpt_method"] or None,
+        "recompute_num_layers": number("act_ckpt_num_layers"),
+        "use_distributed_optimizer": row["distributed_optimizer"] == "True",
+    }
+
+
+@pytest.mark.parametrize("version", ["0.16", "0.19"])
+def test_versions_differ_where_megatron_does(version: str) -> None:
+    whole = {**BASE, "cuda_graph_impl": "full_iteration", "precision": "fp16"}
+    found = {violation.name for violation in check(*read_case(whole, version))}
+    assert found == ({"graph_kind"} if version == "0.16" else set())
+
+
+def test_every_rule_has_a_name_of_its_own_and_names_its_source() -> None:
+    ours = {"device", "expert_tensor_ranks_on_cpu"}
+    assert len({rule.__name__ for rule in RULES}) == len(RULES)
+    assert not [rule.__name__ for rule in RULES if ".py" not in (rule.__doc__ or "") and rule.__name__ not in ours]
+
+
+def test_common_beliefs_are_not_rules() -> None:
+    legal = [
+        {"num_query_groups": 2, "tp": 8, "sp": True},
+        {"world_size": 16, "cp": 4, "num_experts": 8, "ep": 8},
+        {"cp": 3, "world_size": 6, "seq_length": 6144, "gbs": 6},
+        {"pp": 4, "vpp": 2, "microbatch_group_size_per_vp_stage": 5, "gbs": 20},
+        {"pp": 4, "gbs": 6, "tp": 2},
+        {"tp": 1, "sp": True},
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 7},
+        {"use_megatron_fsdp": True, "pp": 2, "ckpt_format": "fsdp_dtensor", "env": {}},
+        {"world_size": 4, "tp": 4, "pp": 1, "num_experts": 8, "ep": 4, "etp": 1, "sp": True},
+    ]
+    for change in legal:
+        assert check(*read_case({**BASE, **change})) == [], change
+
+
+def test_all_reasons_are_reported_with_values_and_nearest() -> None:
+    violations = check(WORKLOAD, TrialConfig(tensor_model_parallel_size=3, micro_batch_size=3))
+    assert {"world_over_attention_mesh", "heads_over_tensor_ranks"} <= {violation.name for violation in violations}
+    heads = next(violation for violation in violations if violation.name == "heads_over_tensor_ranks")
+    assert "num_attention_heads=8" in heads.message and "2 or 4" in heads.message
+    assert heads.amount > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "knob"),
+    [
+        ({"tensor_model_parallel_size": 3}, "tensor_model_parallel_size"),
+        ({"micro_batch_size": 5}, "micro_batch_size"),
+        ({"recompute_granularity": "full", "recompute_num_layers": 1}, "recompute_method"),
+        ({"overlap_param_gather": True, "use_distributed_optimizer": True}, "overlap_param_gather"),
+        ({"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 3}, "num_virtual_stages_per_pipeline_rank"),
+    ],
+)
+def test_nearest_legal_change(changed: dict[str, Any], knob: str) -> None:
+    verdict = explain(WORKLOAD, TrialConfig(**changed))
+    assert not verdict.legal and verdict.nearest is not None
+    assert check(WORKLOAD, verdict.nearest) == []
+    assert list(verdict.change) == [knob]
+
+
+def test_legal_needs_no_change() -> None:
+    verdict = explain(WORKLOAD, TrialConfig())
+    assert verdict.legal and verdict.nearest is None and verdict.change == {}
+
+
+def test_advice_is_no_refusal() -> None:
+    wide = WORKLOAD.model_copy(update={"world_size": 8, "gpus_per_node": 4})
+    verdict = explain(wide, TrialConfig(tensor_model_parallel_size=8))
+    assert verdict.legal and "spans nodes of 4 GPUs" in verdict.advice[0]
+
+
+def test_cpu_says_what_is_missing() -> None:
+    cpu = WORKLOAD.model_copy(update={"device": "cpu"})
+    (violation,) = check(cpu, TrialConfig(context_parallel_size=2))
+    assert violation.name == "device" and "Transformer Engine" in violation.message
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"sequence_parallel": True}, {}),
+        ({"num_virtual_stages_per_pipeline_rank": 1}, {}),
+        ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2},)
+        + ({"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},),
+        ({"recompute_granularity": "selective", "recompute_modules": ("core_attn",)}, {"recompute_granularity": "selective"}),
+        ({"fp8_recipe": "mxfp8"}, {}),
+        ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2}, {"tensor_model_parallel_size": 2}),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 99},)
+        + ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 8},),
+    ],
+)
+def test_two_spellings_of_one_run(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert normalise(WORKLOAD, TrialConfig(**one)) == normalise(WORKLOAD, TrialConfig(**other))
+
+
+def test_normalising_twice_changes_nothing() -> None:
+    once = normalise(WORKLOAD, TrialConfig(pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2))
+    assert normalise(WORKLOAD, once) == once
+
+
+def test_bad_cases_are_violations_not_errors() -> None:
+    with pytest.raises(IllegalCaseError, match="tensor_model_parallel_size"):
+        read_case({**BASE, "tp": 0})
+    verdict = json.loads(next(run_jsonl([json.dumps({**BASE, "num_attention_heads": 14, "num_query_groups": 4})])))  # type: ignore[call-overload]
+    assert not verdict["legal"]
+
+
+def test_case_layers_are_not_executed() -> None:
+    with pytest.raises(ValueError, match="numbers"):
+        read_case({**BASE, "num_experts": 8, "moe_layer_freq": "__import__('os').getcwd()"})
