@@ -58,6 +58,7 @@ def test_a_lock_that_was_left_does_not_block(tmp_path):
     assert time.monotonic() - begin_s < 5
 
 
+@pytest.mark.acceptance
 def test_a_journal_that_others_may_write_keeps_its_lock(tmp_path):
     """Only the state folder's own journal has one driver; elsewhere the lock's age decides."""
     journal = journal_of(tmp_path)
