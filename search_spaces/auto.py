@@ -153,6 +153,38 @@ def _switch(workload: Workload) -> list[bool]:
     return [False, True]
 
 
+def _fsdp(workload: Workload) -> list[dict[str, Any]]:
+    """Without FSDP, and Megatron-FSDP sharding gradients, or parameters as well."""
+    common = {"use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor"}
+    return [{}, *({**common, "data_parallel_sharding_strategy": strategy} for strategy in ("optim_grads", "optim_grads_params"))]
+
+
+def _cuda_graphs(workload: Workload) -> list[dict[str, Any]]:
+    """Without graphs, and graphs of attention alone, or of what every layer of the model allows."""
+    modules = ("attn", "moe_router") if workload.model.is_moe else ("attn", "mlp")
+    graphs = [{"cuda_graph_impl": "transformer_engine", "cuda_graph_modules": chosen} for chosen in (("attn",), modules)]
+    return [{}, *graphs]
+
+
+def _optimizer_offload(workload: Workload) -> list[dict[str, Any]]:
+    """Optimiser state on the GPU, half of it, and all of it in host memory."""
+    common = {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": True}
+    return [{}, *({**common, "optimizer_offload_fraction": fraction} for fraction in (0.5, 1.0))]
+
+
+def _activation_offload(workload: Workload) -> list[dict[str, Any]]:
+    """Activations of no layers, a quarter and half of them in host memory."""
+    layers = workload.model.num_layers
+    return [{"cpu_offloading_num_layers": count} for count in sorted({0, layers // 4, layers // 2})]
+
+
+def _expert_overlap(workload: Workload) -> list[dict[str, Any]]:
+    """The experts' all-to-all as it is, overlapped, and overlapped with delayed weight gradients."""
+    plain = {"moe_token_dispatcher_type": "alltoall"}
+    overlapped = {**plain, "overlap_moe_expert_parallel_comm": True}
+    return [plain, overlapped, {**overlapped, "delay_wgrad_compute": True}]
+
+
 _AUTO: dict[str, Callable[[Workload], list[Any]]] = {
     "tensor_model_parallel_size": _tensor,
     "pipeline_model_parallel_size": _stages,
@@ -164,9 +196,15 @@ _AUTO: dict[str, Callable[[Workload], list[Any]]] = {
     "use_distributed_optimizer": _switch,
     "overlap_grad_reduce": _switch,
     "overlap_param_gather": _switch,
+    "tp_comm_overlap": _switch,
 }
 _AUTO_GROUPS: dict[str, Callable[[Workload], list[dict[str, Any]]]] = {
     "pipeline": _pipelines,
     "recompute": _recompute,
     "optimizer": _optimizer,
+    "fsdp": _fsdp,
+    "cuda_graphs": _cuda_graphs,
+    "optimizer_offload": _optimizer_offload,
+    "activation_offload": _activation_offload,
+    "expert_overlap": _expert_overlap,
 }

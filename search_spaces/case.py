@@ -50,14 +50,17 @@ def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload
 
     Raises:
         IllegalCaseError: the case cannot be written as a workload and a configuration.
-        KeyError: a size that every case has is missing.
     """
-    given = _with_extra({SHORT_NAMES.get(key, key): value for key, value in case.items() if value is not None})
     try:
+        given = _with_extra({SHORT_NAMES.get(key, key): value for key, value in case.items() if value is not None})
         config = TrialConfig.model_validate(_config_fields(given))
         return _workload(given, config, megatron), config
     except ValidationError as error:
         raise IllegalCaseError([_violation(item) for item in error.errors()]) from error
+    except (ValueError, SyntaxError) as error:
+        if isinstance(error, IllegalCaseError):
+            raise
+        raise IllegalCaseError([Violation("spelling", 1.0, str(error))]) from error
 
 
 def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,12 +80,14 @@ def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> Workload:
     """The workload of a case; without a global batch it is one micro-batch per replica, as in Megatron."""
-    batch = given.get("gbs", config.micro_batch_size * max(config.data_parallel_size(given["world_size"]), 1))
+    world = given.get("world_size")
+    replicas = max(config.data_parallel_size(world), 1) if isinstance(world, int) else 1
+    batch = given.get("gbs", config.micro_batch_size * replicas)
     fields = {
         "model": _model_fields(given),
-        "world_size": given["world_size"],
+        "world_size": world,
         "global_batch_size": batch,
-        "seq_length": given["seq_length"],
+        "seq_length": given.get("seq_length"),
         "megatron": megatron,
         "device": given.get("device", "cuda"),
         "settings": {"env": given.get("env", DEFAULT_ENV), **{k: _listed(v) for k, v in given.items() if k in _SETTINGS}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -181,8 +182,28 @@ class RunSettings(BaseModel):
     decrease_batch_size_if_needed: bool = False
 
 
+def installed_megatron() -> Literal["0.16", "0.19"]:
+    """The version of the rules for launching here: that of the installed Megatron-Core, 0.19 where there is none."""
+    try:
+        installed = metadata.version("megatron-core")
+    except metadata.PackageNotFoundError:
+        return "0.19"
+    return "0.16" if tuple(map(int, installed.split(".")[:2])) < (0, 17) else "0.19"
+
+
 class Workload(BaseModel):
-    """What is trained and on how many ranks: fixed for one pool at one node count, while `TrialConfig` says how."""
+    """What is trained and on how many ranks: fixed for one pool at one node count, while `TrialConfig` says how.
+
+    Attributes:
+        model: Shapes of the model.
+        world_size: Ranks.
+        global_batch_size: Sequences per optimiser step.
+        seq_length: Tokens per sequence.
+        device: Torch device type of the ranks.
+        megatron: Version whose rules hold (`installed_megatron` for a launch here).
+        gpus_per_node: GPUs of a node, for what is worth trying; none = unknown.
+        settings: Other arguments of the run on which rules depend.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

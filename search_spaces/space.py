@@ -15,7 +15,7 @@ import numpy as np
 from search_spaces.candidates import CandidateTable, pack
 from search_spaces.choices import Dimension, dimensions
 from search_spaces.columns import Bools, Column, Columns
-from search_spaces.config import TrialConfig
+from search_spaces.config import TrialConfig, knobs
 from search_spaces.legality import RULES, Violation, check
 from search_spaces.model import Workload
 from search_spaces.normalise import NORMALISERS, normalise
@@ -55,6 +55,11 @@ class SearchSpace:
     def knobs(self) -> tuple[str, ...]:
         """Names of the searched knobs."""
         return tuple(knob for dimension in self.dimensions for knob in dimension.knobs)
+
+    @property
+    def changes_learning(self) -> tuple[str, ...]:
+        """Searched knobs that change what is learned: a report names them beside the winner."""
+        return tuple(name for name in self.knobs if knobs()[name].changes_learning)
 
     def table(self) -> CandidateTable:
         """Every legal candidate once, and what was refused."""

@@ -230,8 +230,23 @@ def test_normalising_twice_changes_nothing() -> None:
 def test_bad_cases_are_violations_not_errors() -> None:
     with pytest.raises(IllegalCaseError, match="tensor_model_parallel_size"):
         read_case({**BASE, "tp": 0})
-    verdict = json.loads(next(run_jsonl([json.dumps({**BASE, "num_attention_heads": 14, "num_query_groups": 4})])))  # type: ignore[call-overload]
-    assert not verdict["legal"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"world_size": None}, "value_of_world_size"),
+        ({"hidden_size": None}, "value_of_hidden_size"),
+        ({"hidden_size": 4097}, "hidden_size_over_heads"),
+        ({"num_experts": 8, "moe_layer_freq": "[0"}, "spelling"),
+        ({"extra": ["--tensor-model-parallel-size"]}, "spelling"),
+        ({"also_fp16": True}, "one_precision"),
+        ({"recompute_granularity": "half"}, "value_of_recompute_granularity"),
+    ],
+)
+def test_every_line_gets_a_verdict(change: dict[str, Any], name: str) -> None:
+    (line,) = run_jsonl([json.dumps({**BASE, **change}), "", "\n"])
+    assert [violation["name"] for violation in json.loads(line)["violations"]] == [name]
 
 
 def test_case_layers_are_not_executed() -> None:

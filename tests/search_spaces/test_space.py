@@ -131,3 +131,23 @@ def test_nothing_legal_is_an_empty_table() -> None:
     assert len(table) == 0
     assert table.refused["world_over_attention_mesh"] == 4
     assert table.index_matrix.shape == (0, 2)
+
+
+def test_exotic_groups_are_opt_in_by_name() -> None:
+    gpus = MOE.model_copy(update={"model": SMALL.model_copy(update={"num_experts": 4, "num_layers": 8}), "gpus_per_node": 8})
+    choices = {"tensor_model_parallel_size": [1, 2], "sequence_parallel": [True], "expert_model_parallel_size": [1, 2]}
+    plain = len(SearchSpace(gpus, choices).table())
+    for group in ("fsdp", "cuda_graphs", "optimizer_offload", "activation_offload", "expert_overlap"):
+        base = TrialConfig(use_distributed_optimizer=True)
+        assert len(SearchSpace(gpus, {**choices, group: "auto"}, base).table()) > plain, group
+
+
+def test_knobs_that_change_learning_are_named() -> None:
+    assert SearchSpace(DENSE, {"precision": ["bf16", "fp16"], "micro_batch_size": [1]}).changes_learning == ("precision",)
+
+
+def test_auto_on_cpu_needs_no_gpu() -> None:
+    table = SearchSpace(MOE.model_copy(update={"device": "cpu"}), "auto").table()
+    assert len(table) > 100
+    assert table.choices["context_parallel_size"] == (1,)
+    assert table.choices["expert_tensor_parallel_size"] == (1,)
