@@ -32,7 +32,7 @@ from search_spaces.legality import RULES  # noqa: E402
 EXCEPTIONS: dict[str, str] = {
     "every_stage_has_layers": "transformer_block.py get_num_layers_to_build returns a negative number of layers and none is built",
     "uniform_recompute_layers": "recompute.py: the loop over layers advances by 0 and never ends",
-    "uniform_recompute_over_chunks": "0.16 transformer_block.py _get_layer: IndexError in the first forward pass (benchmarks/legal_trains.py)",
+    "uniform_recompute_over_chunks": "0.16 transformer_block.py _get_layer: IndexError in the first forward pass",
     "precision_aware_optimizer": "optimizer_config.py OptimizerConfig.__post_init__ asserts it; the 0.19 oracle does not build one",
 }
 

@@ -1,133 +1,218 @@
-"""Shows which lines no test guards: changes one operator, constant or return of a module at a time and runs the module's tests.
+"""Breaks one rule at a time and shows whether a test notices: `make mutate`, or `python tests/mutate.py [WORD ...]` for some.
 
-    python tests/mutate.py search_spaces/legality.py autotune/filesystem.py --limit 30
-
-Each change is made in a copy of the repository. A survivor is printed as a diff: a test is missing, or the line is not needed.
+Each mutation names the rule that it breaks, the text that it replaces, and the tests that must go red. It is made in a copy of the
+repository. A mutation whose text is gone fails as well: the list is kept with the code.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import copy
-import difflib
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TIMEOUT_S = 90
-COMPARISONS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-ARITHMETIC = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
-    ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """One changed source."""
+class Mutation:
+    """One broken rule."""
 
-    module: Path
-    source: str
-
-    def diff(self) -> str:
-        """What was changed."""
-        before = ast.unparse(ast.parse((ROOT / self.module).read_text()))
-        lines = difflib.unified_diff(before.splitlines(), self.source.splitlines(), lineterm="", n=0)
-        return "\n".join(line for line in lines if not line.startswith(("---", "+++")))
+    rule: str
+    file: str
+    before: str
+    after: str
+    tests: str
 
 
-def mutants(module: Path) -> Iterator[Mutant]:
-    """Every change that this tool knows for a module."""
-    tree = ast.parse((ROOT / module).read_text())
-    for index, node in enumerate(ast.walk(tree)):
-        for change in changes(node):
-            changed = copy.deepcopy(tree)
-            target = next(found for position, found in enumerate(ast.walk(changed)) if position == index)
-            for name, value in change.items():
-                setattr(target, name, value)
-            yield Mutant(module, ast.unparse(ast.fix_missing_locations(changed)))
+MUTATIONS = (
+    Mutation(
+        "a failed trial is a constraint violation",
+        "autotune/judge.py",
+        "return max(1.0, amount) if math.isfinite(amount) else 1.0",
+        "return -1.0",
+        "tests/autotune/test_pool_study.py",
+    ),
+    Mutation(
+        "a proposed candidate is never proposed again",
+        "autotune/candidates.py",
+        "            self._open[row] = False",
+        "            pass",
+        "tests/autotune/test_sampler.py tests/autotune/test_candidates.py",
+    ),
+    Mutation(
+        "a trial with a NaN loss has not completed",
+        "autotune/judge.py",
+        'if "loss_last" not in metrics',
+        "if False",
+        "tests/autotune/test_pool_study.py tests/autotune/test_cases_ray.py",
+    ),
+    Mutation(
+        "a lost trial is FAIL, not a result",
+        "autotune/pool_study.py",
+        "        if record.outcome is Outcome.LOST:\n            value = None",
+        "        if False:\n            value = None",
+        "tests/autotune/test_pool_study.py",
+    ),
+    Mutation(
+        "the search goes on while a trial is running",
+        "autotune/searcher.py",
+        "waiting = self.in_flight or any(",
+        "waiting = any(",
+        "tests/autotune/test_searcher.py",
+    ),
+    Mutation(
+        "the median's interval covers 95 %",
+        "autotune/steady_state.py",
+        ">= confidence",
+        ">= confidence / 2",
+        "tests/autotune/test_steady_state.py",
+    ),
+    Mutation(
+        "throughput is per GPU",
+        "autotune/metrics.py",
+        "/ workload.world_size",
+        "/ 1",
+        "tests/autotune/test_metrics.py",
+    ),
+    Mutation(
+        "metrics are finite",
+        "autotune/metrics.py",
+        "if math.isfinite(value)}",
+        "if True}",
+        "tests/autotune/test_metrics.py tests/autotune/test_pool_study.py",
+    ),
+    Mutation(
+        "a network disk is used only after its lock test",
+        "autotune/storage.py",
+        "    if not report.ok:",
+        "    if False:",
+        "tests/autotune/test_storage.py",
+    ),
+    Mutation(
+        "an unknown field of a study file is an error",
+        "autotune/spec.py",
+        'model_config = ConfigDict(frozen=True, extra="forbid")',
+        'model_config = ConfigDict(frozen=True, extra="ignore")',
+        "tests/autotune/test_spec.py",
+    ),
+    Mutation(
+        "a study has one driver",
+        "autotune/state_folder.py",
+        "fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "pass",
+        "tests/autotune/test_state_folder.py",
+    ),
+    Mutation(
+        "infinite metrics never reach MLflow",
+        "autotune/tracking/upload.py",
+        "return number if math.isfinite(number) else None",
+        "return number",
+        "tests/autotune/test_tracking_upload.py tests/autotune/test_tracking.py",
+    ),
+    Mutation(
+        "a NaN loss ends a trial as NAN",
+        "launchers/outcome.py",
+        "if evidence.last_loss is not None and not math.isfinite(evidence.last_loss):",
+        "if False:",
+        "tests/launchers/test_outcome.py",
+    ),
+    Mutation(
+        "HUNG is judged only after the first step",
+        "launchers/process.py",
+        "if self.request.has_reporting_rank and not self.num_steps:",
+        "if False:",
+        "tests/launchers/test_process.py",
+    ),
+    Mutation(
+        "out of memory on a GPU is recognised",
+        "launchers/log_causes.py",
+        "(CUDA|HIP) (error: )?out of memory",
+        "(CUDA|HIP) (error: )?ran out",
+        "tests/launchers/test_outcome.py",
+    ),
+    Mutation(
+        "all descendants are ended, not only children",
+        "launchers/process_tree.py",
+        "        queue += [process.pid for process in below]",
+        "        queue += []",
+        "tests/launchers/test_supervise.py",
+    ),
+    Mutation(
+        "nothing of the agent's Python reaches the ranks",
+        "launchers/rank_environment.py",
+        '_AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")',
+        '_AGENT_ONLY_PREFIXES = ("RAY_",)',
+        "tests/launchers/test_process.py -k environment",
+    ),
+    Mutation(
+        "both halves of SwiGLU's first matrix are sharded",
+        "launchers/megatron_core/weights.py",
+        "blocks = whole.chunk(self.stride, self.dim)",
+        "blocks = whole.chunk(1, self.dim)",
+        "tests/launchers/test_megatron_core_parity.py",
+    ),
+    Mutation(
+        "experts have a mesh of their own",
+        "search_spaces/columns.py",
+        "return self.etp * self.ep * self.pp",
+        "return self.etp * self.ep * self.pp * self.cp",
+        "tests/search_spaces/test_legality.py",
+    ),
+    Mutation(
+        "sequence parallelism at TP=1 is another spelling",
+        "search_spaces/normalise.py",
+        'c.replace("sequence_parallel", c.tp == 1, False)',
+        'c.replace("sequence_parallel", c.tp == 0, False)',
+        "tests/search_spaces/test_space.py tests/search_spaces/test_legality.py",
+    ),
+    Mutation(
+        "a private Ray's daemons end with the driver",
+        "autotune/session_guard.py",
+        "                os.kill(pid, signal.SIGKILL)",
+        "                os.kill(pid, 0)",
+        "tests/faults/test_kills.py",
+    ),
+)
 
 
-def changes(node: ast.AST) -> Iterator[dict[str, object]]:
-    """New values of a node's fields, one dict for each mutant."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        yield {"ops": [COMPARISONS[type(node.ops[0])](), *node.ops[1:]]}
-    elif isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in ARITHMETIC:
-        yield {"op": ARITHMETIC[type(node.op)]()}
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield {"value": not node.value}
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        yield {"value": node.value + 1}
-    elif isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
-        yield {"value": ast.Constant(None)}
-    elif isinstance(node, ast.If | ast.IfExp | ast.While):
-        yield {"test": ast.UnaryOp(ast.Not(), node.test)}
+def main(words: list[str]) -> int:
+    """Try them; exit code 1 where a test did not notice."""
+    chosen = [mutation for mutation in MUTATIONS if not words or any(word in mutation.rule for word in words)]
+    unnoticed = []
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / "copy"
+        ignored = shutil.ignore_patterns(".git", ".venv", ".autotune", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        for mutation in chosen:
+            begin_s = time.monotonic()
+            problem = try_mutation(mutation, copy)
+            print(f"{problem or 'noticed':32} {time.monotonic() - begin_s:5.0f} s  {mutation.rule}", flush=True)
+            unnoticed += [mutation] if problem else []
+    print(f"{len(chosen) - len(unnoticed)} of {len(chosen)} broken rules were noticed")
+    return int(bool(unnoticed))
 
 
-def tests_of(module: Path) -> list[str]:
-    """The mirrored test file, of the module or of the package that it is in."""
-    folder = Path("tests") / module.parent
-    names = [folder / f"test_{module.stem}.py", folder.with_name(f"test_{folder.name}.py"), folder]
-    return [str(name) for name in names if (ROOT / name).exists()][:1]
-
-
-def survives(mutant: Mutant, copied: Path, tests: list[str]) -> bool:
-    """Whether the tests still pass with the change; a hang counts as found."""
-    target = copied / mutant.module
-    original = target.read_text()
-    target.write_text(mutant.source)
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not acceptance and not gpu", *tests]
-    with subprocess.Popen(
-        command, cwd=copied, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(copied), "PYTHONDONTWRITEBYTECODE": "1"},
-    ) as process:  # fmt: skip
-        try:
-            return process.wait(TIMEOUT_S) == 0
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return False
-        finally:
-            target.write_text(original)
-
-
-def main() -> int:
-    """Runs the mutants of the modules named; exit code 1 if fewer than `--minimum` of them were found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="+", type=Path)
-    parser.add_argument("--tests", nargs="*", default=[], help="tests to run; by default the mirrored file")
-    parser.add_argument("--limit", type=int, default=20, help="mutants per module, drawn with a fixed seed")
-    parser.add_argument("--minimum", type=float, default=0.8, help="fraction that the tests must find")
-    options = parser.parse_args()
-    found = total = 0
-    with tempfile.TemporaryDirectory() as folder:
-        copied = Path(folder) / "copy"
-        shutil.copytree(ROOT, copied, ignore=shutil.ignore_patterns(".*", "__pycache__", "dist"))
-        for module in options.modules:
-            tests = options.tests or tests_of(module)
-            if not survives(Mutant(module, (ROOT / module).read_text()), copied, tests):
-                sys.exit(f"{module}: its tests {' '.join(tests)} fail without any change")
-            every = list(mutants(module))
-            drawn = random.Random(0).sample(every, min(options.limit, len(every)))
-            living = [mutant for mutant in drawn if survives(mutant, copied, tests)]
-            found, total = found + len(drawn) - len(living), total + len(drawn)
-            print(f"{module}: {len(drawn) - len(living)} of {len(drawn)} changes found by {' '.join(tests)}", flush=True)
-            for mutant in living:
-                print(mutant.diff(), flush=True)
-    print(f"{found} of {total} changes found")
-    return int(total == 0 or found < options.minimum * total)
+def try_mutation(mutation: Mutation, copy: Path) -> str:
+    """Why the mutation was not noticed; empty where a test went red."""
+    file = copy / mutation.file
+    source = file.read_text(encoding="utf-8")
+    if source.count(mutation.before) < 1:
+        return "ITS TEXT IS GONE"
+    file.write_text(source.replace(mutation.before, mutation.after, 1), encoding="utf-8")
+    try:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not acceptance and not gpu", "-p", "no:cacheprovider"]
+        ended = subprocess.run([*command, *mutation.tests.split()], cwd=copy, capture_output=True, timeout=TIMEOUT_S, check=False)
+        return "" if ended.returncode == 1 else f"NO TEST NOTICED (exit code {ended.returncode})"
+    except subprocess.TimeoutExpired:
+        return "THE TESTS DID NOT END"
+    finally:
+        file.write_text(source, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
