@@ -136,10 +136,10 @@ MUTATIONS = (
         "tests/launchers/test_outcome.py",
     ),
     Mutation(
-        "all descendants are ended, not only children",
+        "what a rank has detached comes back to the supervisor",
         "launchers/process_tree.py",
-        "        queue += [process.pid for process in below]",
-        "        queue += []",
+        "_prctl(_PR_SET_CHILD_SUBREAPER, 1)",
+        "_prctl(_PR_SET_CHILD_SUBREAPER, 0)",
         "tests/launchers/test_supervise.py",
     ),
     Mutation(
