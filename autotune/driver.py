@@ -11,7 +11,7 @@ from ray.tune.error import TuneError
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
-from autotune.placement import Slots
+from autotune.placement import Slots, check_nodes
 from autotune.pool_study import PoolStudy, Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
@@ -19,6 +19,8 @@ from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, end_process
 from autotune.trial import MegatronTrial
 from launchers.base import Launcher
+
+__all__ = ["check_nodes", "drive"]
 
 # The slots hold all CPUs and GPUs, and Tune wants some resource: every cluster's head node has this one.
 _ON_HEAD_NODE = {"node:__internal_head__": 0.001}

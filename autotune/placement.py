@@ -187,6 +187,16 @@ class Slots:
         return node_id
 
 
+def check_nodes(pools: tuple[PoolSpec, ...]) -> None:
+    """Refuse at once what no waiting would help.
+
+    Raises:
+        InfrastructureError: where the cluster lacks a pool's nodes or GPUs, with the labels that it has.
+    """
+    for pool in pools:
+        _matching_nodes(pool, pool_labels(pool))
+
+
 def _matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, Any]]:
     alive = [node for node in ray.nodes() if node["Alive"]]
     nodes = [node for node in alive if labels.items() <= node["Labels"].items()]

@@ -25,7 +25,6 @@ import psutil
 
 from autotune import session_guard
 from autotune.errors import InfrastructureError
-from autotune.probes import amd_gpus, nvidia_gpus
 from autotune.session_guard import SESSION_VARIABLE
 from search_spaces.hardware import PoolSpec
 
@@ -56,7 +55,7 @@ class RaySession:
     """Starts or joins Ray; on exit shuts down only what it started.
 
     A private Ray has its own short folder, listens on loopback only, wants a token, has no dashboard, a 200 MB object store and
-    only the GPUs in CUDA_VISIBLE_DEVICES or `gpus`. Its daemons end with this process (parent-death signal), so it must be
+    only the GPUs in `gpus`. Its daemons end with this process (parent-death signal), so it must be
     entered on the main thread.
 
     Attributes:
@@ -65,12 +64,11 @@ class RaySession:
         scratch: A short temporary folder of this process, removed at its end.
     """
 
-    def __init__(self, pools: tuple[PoolSpec, ...], address: str | None = None, gpus: tuple[str, ...] | None = None) -> None:
+    def __init__(self, pools: tuple[PoolSpec, ...], address: str | None = None, gpus: tuple[str, ...] = ()) -> None:
         self.private = address is None
         self.pools = pools
         self._address = address
-        self._gpus = gpus
-        self._visible: tuple[str, ...] = ()
+        self._visible = gpus if self.private else ()
         self._cleanup = ExitStack()
         self.scratch = _temporary_folder()
 
@@ -129,8 +127,6 @@ class RaySession:
             os.environ[name] = value
 
     def _start_private(self) -> None:
-        if any(pool.device == "cuda" for pool in self.pools):
-            self._visible = self._gpus if self._gpus is not None else _visible_gpus()
         gpus = self._shares()
         self._set_environment(
             {
@@ -186,15 +182,6 @@ class RaySession:
         if len(self._visible) < max(wanted, default=0):
             return self._visible  # too few: the pool that wants more is refused when its slot is opened
         return tuple(itertools.islice(itertools.cycle(self._visible), sum(wanted)))
-
-
-def _visible_gpus() -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES allows, else all that the vendors' tools list, those cut by MIG left out."""
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is not None:
-        return tuple(gpu for gpu in listed.split(",") if gpu and not gpu.startswith("MIG-"))
-    found = (*nvidia_gpus().gpus, *amd_gpus().gpus)
-    return tuple(str(index) for index, gpu in enumerate(found) if not gpu.mig)
 
 
 def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:

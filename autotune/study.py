@@ -143,10 +143,11 @@ def _run_on_ray(
     with ExitStack() as stack:
         with stop.interruptible():
             session = stack.enter_context(RaySession(spec.pools, address, _gpus(spec)))
+            # Only now: Ray reads its environment when it is imported.
+            driver = importlib.import_module("autotune.driver")
+            driver.check_nodes(spec.pools)
             for run in runs:
                 run.open()
-        # Only now: Ray reads its environment when it is imported.
-        driver = importlib.import_module("autotune.driver")
         driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched, stop)
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from autotune.storage import JOURNAL_NAME
 from autotune.tracking.server import tracking_uri_of
 from launchers.outcome import Outcome
 from tests.faults.harness import ROOT, FaultStudy, await_gone, until
@@ -170,7 +169,7 @@ def refused(cluster, study, limit_s):
     ended = study.run("tune", "--address", cluster.address)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
-    print(f"refused after {time.monotonic() - begin_s:.1f} s, Ray and MLflow started")
+    print(f"refused after {time.monotonic() - begin_s:.1f} s, Python and Ray started")
     assert time.monotonic() - begin_s < limit_s
     return ended.stderr
 
@@ -209,7 +208,7 @@ def test_a_node_that_goes_away_ends_only_its_own_pool(cluster, study_on):
     study = study_on(pools=CPU_POOLS, budget={"trials": 16})
     study.plan("slow")
     study.start("tune", "--address", cluster.address)
-    until((study.state.path / JOURNAL_NAME).exists, 60, study.tail)
+    until((study.state.path / "study.yaml").exists, 60, study.tail)
     until(lambda: sum(bool(results.records) for results in study.results()) == 2, 90, study.tail)
     begin_s = time.monotonic()
     cluster.ask("remove 2")
