@@ -5,6 +5,7 @@ tests, seen through a path file: what is covered is our metadata and packaging, 
 `acceptance` install all dependencies from their wheels and need a package index, or pip settings that name one.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -107,6 +108,21 @@ def test_without_network_from_a_wheel_folder(venv, wheel_folder):
     checked = _pip(venv, "check")
     assert checked.returncode == 0, checked.stdout
     assert _where(venv).startswith(str(venv))
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(300)
+def test_a_study_runs_from_the_wheel_outside_the_checkout(venv, wheel_folder, tmp_path):
+    """`autotune tune` with real trials; the ranks run in the same environment and find the trial program by its path."""
+    assert _install(venv, wheel_folder, "--no-deps").returncode == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    tuned = _run(venv / "bin/autotune", "tune", "quickstart", "--trials", "2", "--json", cwd=elsewhere, timeout=240)
+    assert tuned.returncode == 0, tuned.stderr
+    (pool,) = json.loads(tuned.stdout)
+    assert pool["outcomes"]["COMPLETED"] == 2
+    assert pool["best"]["metrics"]["tokens_per_s_per_gpu"] > 0
+    assert (elsewhere / ".autotune" / "quickstart" / "mlflow.db").is_file()
 
 
 def test_wheel_without_dependencies_works_outside_the_checkout(venv, wheel_folder):
