@@ -473,5 +473,9 @@ RECIPES: list[Case] = [
         "recompute_method": None,
         "recompute_num_layers": None,
     },
+    {"extra": ["--cuda-graph-scope", "everything"], "cuda_graph_impl": "local"},
+    {"extra": ["--group-query-attention", "--num-query-groups", "8"], "multi_latent_attention": True},
+    {"use_torch_fsdp2": True, "precision": "fp16", "pp": 1, "ep": 1, "use_distributed_optimizer": False, "env": {}},
+    {"optimizer": "muon", "use_megatron_fsdp": True, "ckpt_format": "fsdp_dtensor", "env": {}},
     {"env": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, "cuda_graph_impl": "transformer_engine"},
 ]

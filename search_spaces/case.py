@@ -105,8 +105,9 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
         fields.pop("num_experts", None)
     if isinstance(fields.get("moe_layer_freq"), str):
         fields["moe_layer_freq"] = _layer_pattern(fields["moe_layer_freq"])
-    if fields.get("multi_latent_attention") and "--group-query-attention" not in given.get("extra", ()):
-        fields.pop("num_query_groups", None)
+    if fields.get("multi_latent_attention"):
+        grouped = "--group-query-attention" in given.get("extra", ())
+        fields["num_query_groups"] = fields.get("num_query_groups", 1) if grouped else None
     return fields
 
 

@@ -149,7 +149,8 @@ class Columns:
     def vpp(self) -> Ints:
         """Virtual stages per pipeline rank, given or in the layout; 0 = no interleaving."""
         in_layout = self.layout_number(lambda layout: len(layout.stages)) // self.pp
-        stages = np.maximum(self.number("num_virtual_stages_per_pipeline_rank"), in_layout)
+        given = self.number("num_virtual_stages_per_pipeline_rank")
+        stages = np.where(self.given("pipeline_model_parallel_layout"), in_layout, given)
         return np.where(stages > 1, stages, 0)
 
     def layout_number(self, number: Callable[[Layout], int]) -> Ints:

@@ -33,8 +33,8 @@ def layers_to_virtual_stages(c: Columns) -> None:
 
 
 def one_virtual_stage(c: Columns) -> None:
-    """One virtual stage is no interleaving (arguments.py validate_args)."""
-    c.replace(VIRTUAL, c.equals(VIRTUAL, 1), None)
+    """One virtual stage is no interleaving (arguments.py validate_args); beside another spelling it is still refused."""
+    c.replace(VIRTUAL, c.equals(VIRTUAL, 1) & ~c.given(PER_VIRTUAL) & ~c.given(LAYOUT), None)
 
 
 def interleaving_options(c: Columns) -> None:

@@ -46,14 +46,20 @@ def layers_per_virtual_stage(c: Columns) -> Finding:
 
 
 def interleaving_needs_stages(c: Columns) -> Finding:
-    """Interleaving needs PP > 1, without overlap of its sends PP > 2 (arguments.py validate_args; parallel_state.py)."""
-    least = np.where(c.flag("overlap_p2p_comm"), 2, 3)
+    """Interleaving needs PP > 1 (parallel_state.py initialize_model_parallel; arguments.py validate_args)."""
     return finding(
-        (c.vpp > 1) & (c.pp < least),
-        "{vpp} virtual stages need pipeline_model_parallel_size >= {least}, but it is {pp}",
+        (c.vpp > 1) & (c.pp == 1),
+        "{vpp} virtual stages need pipeline_model_parallel_size > 1",
         vpp=c.vpp,
-        pp=c.pp,
-        least=least,
+    )
+
+
+def interleaving_without_overlap(c: Columns) -> Finding:
+    """Interleaving without overlap of its sends needs PP > 2 (arguments.py validate_args)."""
+    return finding(
+        (c.vpp > 1) & (c.pp == 2) & ~c.flag("overlap_p2p_comm"),
+        "{vpp} virtual stages without overlap_p2p_comm need pipeline_model_parallel_size > 2",
+        vpp=c.vpp,
     )
 
 
@@ -124,6 +130,16 @@ def uneven_stages_over_virtual_stages(c: Columns) -> Finding:
         middle=per_middle,
         last=last,
         vpp=vpp,
+    )
+
+
+def interleaving_needs_middle_stages(c: Columns) -> Finding:
+    """Uneven first and last stages with virtual stages need middle ones (transformer_layer.py get_transformer_layer_offset)."""
+    rest, stages = _middle(c)
+    return finding(
+        _uneven(c) & (c.vpp > 1) & (c.pp > 1) & (stages == 0) & (rest == 0),
+        "an uneven first and last stage with {vpp} virtual stages need pipeline_model_parallel_size > 2; give one of them only",
+        vpp=c.vpp,
     )
 
 
@@ -263,11 +279,13 @@ RULES: tuple[Rule, ...] = (
     one_virtual_spelling,
     layers_per_virtual_stage,
     interleaving_needs_stages,
+    interleaving_without_overlap,
     layers_over_stages,
     layers_over_virtual_stages,
     uneven_stages,
     every_stage_has_layers,
     uneven_stages_over_virtual_stages,
+    interleaving_needs_middle_stages,
     one_uneven_spelling,
     layout_alone,
     layout_form,

@@ -105,11 +105,6 @@ def sequence_over_tensor_ranks(c: Columns) -> Finding:
     )
 
 
-def sequence_parallel_needs_tensor_ranks(c: Columns) -> Finding:
-    """SP shards over tensor ranks (model_parallel_config.py __post_init__)."""
-    return finding(c.sp & (c.tp == 1), "sequence_parallel needs tensor_model_parallel_size > 1")
-
-
 def tensor_overlap_needs_sequence_parallel(c: Columns) -> Finding:
     """tp_comm_overlap overlaps the collectives of SP (arguments.py validate_args)."""
     return finding(
@@ -155,7 +150,7 @@ def context_exchange_per_layer(c: Columns) -> Finding:
 def latent_attention_excludes_groups(c: Columns) -> Finding:
     """Multi-latent attention has no query groups (arguments.py validate_args)."""
     model = c.model
-    grouped = model.multi_latent_attention and model.num_query_groups not in (None, model.num_attention_heads)
+    grouped = model.multi_latent_attention and model.num_query_groups is not None
     return always(
         grouped,
         "multi_latent_attention excludes num_query_groups={groups}; drop one of them",
@@ -172,7 +167,6 @@ RULES: tuple[Rule, ...] = (
     position_table,
     sequence_over_context_ranks,
     sequence_over_tensor_ranks,
-    sequence_parallel_needs_tensor_ranks,
     tensor_overlap_needs_sequence_parallel,
     hierarchical_context_sizes,
     hierarchical_context_needed,

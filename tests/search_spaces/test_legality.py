@@ -222,6 +222,14 @@ def test_two_spellings_of_one_run(one: dict[str, Any], other: dict[str, Any]) ->
     assert normalise(WORKLOAD, TrialConfig(**one)) == normalise(WORKLOAD, TrialConfig(**other))
 
 
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_two_spellings_at_once_are_refused(virtual: int) -> None:
+    both = TrialConfig(
+        pipeline_model_parallel_size=2, num_virtual_stages_per_pipeline_rank=virtual, num_layers_per_virtual_pipeline_stage=2
+    )
+    assert "one_virtual_spelling" in names(both)
+
+
 def test_normalising_twice_changes_nothing() -> None:
     once = normalise(WORKLOAD, TrialConfig(pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=2))
     assert normalise(WORKLOAD, once) == once
