@@ -53,7 +53,9 @@ def cold_start_s(spec: StudySpec, folder: Path) -> float:
     command = load_launcher(spec.launcher).command(spec.workload(spec.pools[0]), spec.baseline, folder, steps=2, seed=0)
     argv = (str(Path(sys.executable).parent / command.argv[0]), *command.argv[1:])
     begin_s = time.time()
-    shown = subprocess.run(argv, env={**os.environ, **command.env}, capture_output=True, text=True, check=True, timeout=300)
+    shown = subprocess.run(argv, env={**os.environ, **command.env}, capture_output=True, text=True, check=False, timeout=300)
+    if shown.returncode:
+        raise RuntimeError(f"torchrun ended with {shown.returncode}: {shown.stderr[-2000:]}")
     steps = [json.loads(line) for line in shown.stdout.splitlines() if line.startswith("{")]
     return float(steps[0]["time_s"] - begin_s - steps[1]["step_s"])
 
