@@ -99,7 +99,12 @@ class CheckedConfiguration:
     def to_json(self) -> dict[str, Any]:
         """One entry per pool: legal, violations, and what to change."""
         return {
-            pool: {"legal": verdict.legal, "violations": [asdict(v) for v in verdict.violations], "nearest_change": verdict.change}
+            pool: {
+                "legal": verdict.legal,
+                "violations": [asdict(v) for v in verdict.violations],
+                "nearest_change": verdict.change,
+                "advice": verdict.advice,
+            }
             for pool, verdict in self.verdicts.items()
         }
 
@@ -171,6 +176,8 @@ def _verdict_text(pool: str, verdict: Verdict) -> Text:
         text.append(f"\n  {violation.name}: {violation.message}")
     if verdict.change:
         text.append("\n  nearest legal: " + " ".join(f"{name}={value}" for name, value in verdict.change.items()), style="yellow")
+    for advice in verdict.advice:
+        text.append(f"\n  advice: {advice}", style="dim")
     return text
 
 

@@ -13,6 +13,7 @@ from autotune.doctor.finding import Finding, Status
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, speedup
 from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig, knobs
 
 
 def throughput(record: TrialRecord) -> str:
@@ -63,7 +64,15 @@ def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is result.baseline:
         return "Nothing beat the baseline."
     ratio, low, high = speedup(result.best, result.baseline, warmup_steps)
-    return f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each)."
+    verdict = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each)."
+    return verdict + _learning(result.best.config, result.baseline.config)
+
+
+def _learning(winner: TrialConfig, baseline: TrialConfig) -> str:
+    """Which of the winner's knobs change what is learned; empty where none does."""
+    changed = [name for name, knob in knobs().items() if knob.changes_learning and getattr(winner, name) != getattr(baseline, name)]
+    words = ", ".join(f"{name} {getattr(winner, name)} (baseline: {getattr(baseline, name)})" for name in changed)
+    return f" It changes what is learned: {words}." if words else ""
 
 
 def _counts(result: PoolResults) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -26,7 +25,7 @@ from autotune.spec_errors import nearest, spec_error, wrong
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
-from search_spaces.model import ModelSpec, Workload
+from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
 
 SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
@@ -160,21 +159,13 @@ class StudySpec(_Part):
         """What is trained on `pool`, under the rules of `megatron`; none = the installed megatron-core's."""
         return Workload(
             megatron=megatron or installed_megatron(),
+            gpus_per_node=pool.gpus_per_node,
             model=self.model,
             world_size=pool.world_size,
             global_batch_size=self.global_batch_size,
             seq_length=self.seq_length,
             device=pool.device,
         )
-
-
-def installed_megatron() -> Literal["0.16", "0.19"]:
-    """The set of rules for the megatron-core that is installed here; the newest where none is."""
-    try:
-        minor = int(importlib.metadata.version("megatron-core").split(".")[1])
-    except importlib.metadata.PackageNotFoundError:
-        return "0.19"
-    return "0.16" if minor < 19 else "0.19"
 
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:

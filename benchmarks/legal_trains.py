@@ -21,7 +21,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from autotune.spec import installed_megatron
 from launchers.base import Rendezvous
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.outcome import Outcome
@@ -29,7 +28,7 @@ from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_t
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import RankEnvironment
 from search_spaces.legality import check
-from search_spaces.model import ModelSpec, Workload
+from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.normalise import normalise
 
 SEEN_AT_LEAST = 15

@@ -164,7 +164,7 @@ def test_print_command_shows_the_baseline_and_starts_nothing(tmp_path):
 
 def test_detach_keeps_the_spec_only_after_the_storage_took_it(root, monkeypatch):
     started = []
-    monkeypatch.setattr(cli, "_detach", lambda *args: started.append(args))
+    monkeypatch.setattr(StateFolder, "detach", lambda *args: started.append(args))
     path = root / "study.yaml"
     path.write_text(yaml.safe_dump(study_data()))
     result = run("tune", path, "--state", root, "--detach")
