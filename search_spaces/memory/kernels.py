@@ -1,0 +1,83 @@
+"""Kernels: what a run's software decides about memory and no knob says; and the few coefficients that no formula gives.
+
+Not here: what a GPU has (`search_spaces.hardware`), and anything that depends on a model or a split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from search_spaces.model import Workload
+
+GIB = 2**30
+
+FLASH_ATTENTION_ARCH = 8
+"""Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py get_attention_backend)."""
+
+CUBLAS_WORKSPACE_GIB = 0.07
+"""What torch allocates besides tensors of the model: cuBLAS and Transformer Engine workspaces of 32 MiB each (Transformer Engine,
+module/base.py get_cublas_workspace_size_bytes on architecture 9), masks and scalars."""
+
+CONTEXT_GIB = 0.6
+"""CUDA context with loaded kernels, outside torch's allocator: 0.4 to 0.7 GiB (PyTorch documentation, CUDA semantics, memory)."""
+
+NCCL_GIB_PER_GROUP = 0.2
+"""Channels and buffers of one NCCL communicator: 4 MiB for each of up to 24 channels and 2 directions (NCCL user guide, NCCL_BUFFSIZE)."""
+
+FRAGMENTATION = 0.02
+"""Reserved but unused share of what is allocated, expected."""
+
+FRAGMENTATION_UPPER = 0.06
+"""The same, upper bound, where activations are freed in the order in which they came (no interleaving)."""
+
+FRAGMENTATION_UPPER_INTERLEAVED = 0.35
+"""Upper bound with the interleaved schedule and fixed segments: micro-batches of several chunks are freed between others."""
+
+FRAGMENTATION_UPPER_EXPANDABLE = 0.03
+"""Upper bound with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PyTorch documentation, CUDA semantics, memory)."""
+
+MODEL_ERROR_UPPER = 0.03
+"""This model's own error on allocated bytes, from published peaks (docs/accuracy)."""
+
+IMBALANCE_UPPER = 1.5
+"""Tokens of the fullest expert rank over the mean where nothing balances them: measured peaks grow by 19 to 26 % over a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The software of a run, as far as it changes what is kept in memory.
+
+    Attributes:
+        transformer_engine: Transformer Engine's layers (CUDA), else megatron-core's local ones (CPU).
+        cross_entropy: "unfused" and "native" keep fp32 logits; "te" works in place on the logits' own type.
+        flash_attention: Whether a fused attention kernel exists; without, the score matrix is stored.
+        hidden_dropout: Whether dropout masks of the hidden states are kept.
+        attention_dropout: Whether an unfused attention keeps dropout masks.
+        grad_reduce_in_fp32: Whether gradients are kept in fp32 (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default for bf16).
+        gradient_accumulation_fusion: Whether matrix products add into the gradient buffer; they then return empty dummies.
+        fp8_transpose_cache: Whether FP8 weights are kept transposed, too.
+        balanced_experts: Whether every expert gets the same number of tokens.
+        trained: Whether the weights are trained; else they have neither gradients nor optimiser state.
+    """
+
+    transformer_engine: bool = True
+    cross_entropy: Literal["unfused", "native", "te"] = "unfused"
+    flash_attention: bool = True
+    hidden_dropout: bool = False
+    attention_dropout: bool = False
+    grad_reduce_in_fp32: bool = True
+    gradient_accumulation_fusion: bool = False
+    fp8_transpose_cache: bool = True
+    balanced_experts: bool = False
+    trained: bool = True
+
+    @classmethod
+    def of(cls, workload: Workload) -> Self:
+        """The kernels that a run of this workload gets where nothing else is said."""
+        cuda = workload.device == "cuda"
+        return cls(
+            transformer_engine=cuda,
+            flash_attention=cuda and workload.settings.gpu_arch_major >= FLASH_ATTENTION_ARCH,
+            gradient_accumulation_fusion=workload.settings.gradient_accumulation_fusion,
+        )
