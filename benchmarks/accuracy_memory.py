@@ -1,0 +1,188 @@
+"""Accuracy of the predicted memory on published peaks, by source.
+
+    python benchmarks/accuracy_memory.py FOLDER [--json] [--rows]
+
+No coefficient of the memory model is fitted on these rows one by one, so that "shipped" and "calibrated" are the same.
+Also prints which of the rows that ran out of memory are called so, which of the rows that ran are refused, and the speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.published import PublishedRow, read_throughput  # noqa: E402  the repository is no package
+from search_spaces import memory  # noqa: E402
+from search_spaces.columns import Columns  # noqa: E402
+from search_spaces.memory import Kernels, Verdict  # noqa: E402
+from search_spaces.model import ModelSpec, Workload  # noqa: E402
+from search_spaces.normalise import normalise  # noqa: E402
+from search_spaces.space import SearchSpace  # noqa: E402
+
+CAPACITY_GIB = {
+    "A100-SXM4-40GB": 39.4,
+    "A100-SXM4-80GB": 79.1,
+    "H100-SXM-80GB": 79.1,
+    "H100-SXM-96GB-HBM2e (500 W limit)": 94.5,
+    "H200-SXM-141GB": 139.8,
+    "B200-SXM": 178.3,
+    "GB200": 184.0,
+    "B300-SXM": 267.0,
+    "GB300": 276.0,
+    'MI300X ("MI300" in source)': 191.5,
+    "MI325X": 255.5,
+    "MI355X": 287.5,
+    'MI355X ("MI355" in source)': 287.5,
+}
+"""What a process can use of each board that the tables name: total memory as the driver reports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row's prediction.
+
+    Attributes:
+        row: What was measured.
+        predicted_gib: The same quantity, predicted.
+        device_gib: What the board is expected to hold.
+        upper_gib: At most.
+        verdict: Whether it fits.
+    """
+
+    row: PublishedRow
+    predicted_gib: float
+    device_gib: float
+    upper_gib: float
+    verdict: Verdict
+
+
+def predict(row: PublishedRow) -> Result:
+    """The prediction for a published row, of the quantity that its source measured."""
+    table = memory.estimate(Columns.of(row.workload, normalise(row.workload, row.config)), kernels(row))
+    stages = table.by_stage(0)
+    predicted = {"largest": float(stages.max()), "first": float(stages[0]), "last": float(stages[-1])}[row.memory_scope]
+    if row.source_group in ("bigscience-bloom", "torchtitan", "nanotron", "stas00"):
+        predicted = float(table.device_gib[0])
+    verdict: Verdict = table.verdict(CAPACITY_GIB[row.gpu])[0]
+    return Result(row, predicted, float(table.device_gib[0]), float(table.upper_gib[0]), verdict)
+
+
+def kernels(row: PublishedRow) -> Kernels:
+    """The software that a source states."""
+    facts = row.facts
+    golden = row.source_group == "megatron-golden"
+    return Kernels(
+        cross_entropy="te" if facts.fused_cross_entropy else "unfused",
+        hidden_dropout=golden,
+        grad_reduce_in_fp32=facts.grad_reduce_in_fp32,
+        gradient_accumulation_fusion=facts.framework == "megatron" and not golden,
+        fp8_transpose_cache=not row.source_group.startswith("megatron-bridge"),
+        balanced_experts=facts.forced_balance,
+        trained=facts.optimizer_states,
+    )
+
+
+def groups(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Errors per source, in the shape that `benchmarks/accuracy.py` writes."""
+    found = []
+    for source in sorted({result.row.source_group for result in results}):
+        own = [item for item in results if item.row.source_group == source and item.row.memory_gib and item.row.status == "ok"]
+        if not own:
+            continue
+        error = np.array([item.predicted_gib / (item.row.memory_gib or 1) - 1 for item in own])
+        numbers = {"n": len(own), "mape": float(np.abs(error).mean()), "max_ape": float(np.abs(error).max())}
+        numbers["bias"] = float(error.mean())
+        for mode in ("shipped", "calibrated"):
+            found.append(
+                {"source": source, "quantity": "memory_gib", "mode": mode, **numbers, "kendall_tau": None, "tau_groups": 0}
+            )
+    return found
+
+
+def verdicts(results: Sequence[Result]) -> dict[str, Any]:
+    """How rows that ran out of memory and rows that ran were called."""
+    failed = [item for item in results if item.row.status == "oom"]
+    ran = [item for item in results if item.row.status == "ok"]
+    return {
+        "oom_rows": {item.row.id: item.verdict for item in failed},
+        "oom_called": sum(item.verdict != "fits" for item in failed),
+        "ran": len(ran),
+        "ran_does_not_fit": _share(ran, "does_not_fit"),
+        "ran_at_risk": _share(ran, "at_risk"),
+        "wrongly_refused": [item.row.id for item in ran if item.verdict == "does_not_fit"],
+    }
+
+
+def _share(results: Sequence[Result], verdict: Verdict) -> float:
+    return sum(item.verdict == verdict for item in results) / max(len(results), 1)
+
+
+def speed(repeats: int = 3) -> dict[str, float]:
+    """Candidates per second on a large table of one model, on one core."""
+    model = ModelSpec(
+        num_layers=48, hidden_size=8192, num_attention_heads=64, num_query_groups=8, vocab_size=128256, ffn_hidden_size=28672
+    )
+    workload = Workload(model=model, world_size=1024, global_batch_size=1024, seq_length=8192)
+    table = SearchSpace(workload, "auto").table()
+    columns = table.columns
+    best = min(_timed(columns) for _ in range(repeats))
+    return {"candidates": len(table), "per_second": len(table) / best}
+
+
+def _timed(columns: Columns) -> float:
+    start = time.perf_counter()
+    memory.estimate(columns)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Read, predict, report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rows", action="store_true", help="print every row with a measured peak")
+    options = parser.parse_args()
+    rows, left_out = read_throughput(options.folder / "throughput.csv")
+    results = [predict(row) for row in rows]
+    report = {"groups": groups(results), "oom": verdicts(results), "left_out": left_out, "speed": speed()}
+    if options.json:
+        print(json.dumps(report, indent=1))
+        return
+    if options.rows:
+        _print_rows(results)
+    _print(report)
+
+
+def _print_rows(results: Iterable[Result]) -> None:
+    for item in results:
+        if item.row.memory_gib or item.row.status == "oom":
+            measured = item.row.memory_gib or float("nan")
+            print(
+                f"{item.row.id:9} {item.row.source_group:24} {item.row.status:4} measured {measured:7.2f} predicted "
+                f"{item.predicted_gib:7.2f} {100 * (item.predicted_gib / measured - 1):+6.1f} % device {item.device_gib:7.2f} "
+                f"upper {item.upper_gib:7.2f} {item.verdict}"
+            )
+
+
+def _print(report: dict[str, Any]) -> None:
+    print(f"{'source':26}{'n':>5}{'mean %':>9}{'max %':>9}{'bias %':>9}")
+    for group in report["groups"]:
+        if group["mode"] == "shipped":
+            shares = "".join(f"{100 * group[name]:9.2f}" for name in ("mape", "max_ape", "bias"))
+            print(f"{group['source']:26}{group['n']:5}{shares}")
+    for name, value in {**report["oom"], **report["speed"]}.items():
+        print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()
