@@ -21,6 +21,7 @@ from search_spaces.model import ModelSpec, Workload
 
 GIB = 2**30
 Row = Mapping[str, str]
+_METHODS = {"recompute_granularity": "recompute", "use_distributed_optimizer": "optimizer_sharding"}
 
 
 class UnreadableRowError(ValueError):
@@ -35,7 +36,7 @@ class Facts:
         framework: Who ran the trial.
         zero_stage: DeepSpeed's or FSDP's sharding: 0 nothing, 1 optimiser, 2 and gradients, 3 and parameters.
         grad_reduce_in_fp32: Whether gradients are kept and reduced in fp32.
-        fused_cross_entropy: Whether the loss is one fused kernel.
+        cross_entropy: How the loss is computed, as `search_spaces.memory.Kernels` names it.
         forced_balance: Whether every expert gets the same number of tokens.
         fp4: Whether matrix products run in NVFP4 (read as MXFP8, which has a knob).
         optimizer_states: Whether there is a full optimiser; not with LoRA.
@@ -44,7 +45,7 @@ class Facts:
     framework: Literal["megatron", "deepspeed", "fsdp", "other"]
     zero_stage: int = 0
     grad_reduce_in_fp32: bool = True
-    fused_cross_entropy: bool = False
+    cross_entropy: Literal["unfused", "te", "torch", "chunked"] = "unfused"
     forced_balance: bool = False
     fp4: bool = False
     optimizer_states: bool = True
@@ -113,6 +114,7 @@ def published_row(raw: Row) -> PublishedRow:
     config = TrialConfig.model_validate({**split, **_method(raw, model, facts), **_stages(raw, model, split)})
     world = split["tensor_model_parallel_size"] * split["pipeline_model_parallel_size"] * split["context_parallel_size"]
     dp = max(_whole(raw, "n_gpus", 0) // world, 1)
+    assumed += [name for name, column in _METHODS.items() if not raw[column]]
     batch = _whole(raw, "global_batch", 0) or _assume(assumed, "global_batch_size", config.micro_batch_size * dp)
     workload = Workload(
         model=model, world_size=dp * world, global_batch_size=batch, seq_length=_sequence(raw, assumed), megatron="0.19"
@@ -190,11 +192,17 @@ def _facts(raw: Row) -> Facts:
         framework=framework,
         zero_stage=int(stage.group(1)) if stage else shards,
         grad_reduce_in_fp32=not (bridge and ("grad_reduce_in_fp32=False" in notes or raw["model"] == "LLAMA3_70B")),
-        fused_cross_entropy="CE fusion on" in notes or bridge,
+        cross_entropy=_loss(raw, bridge or "CE fusion on" in notes),
         forced_balance="force-balanced" in notes or "force balance" in notes or "capacity factor 1" in notes,
         fp4="FP4" in raw["precision"],
         optimizer_states="LoRA" not in notes and raw["workload"] != "lora",
     )
+
+
+def _loss(raw: Row, fused: bool) -> Literal["unfused", "te", "torch", "chunked"]:
+    if "Liger" in raw["notes"] + raw["mem_definition"]:
+        return "chunked"
+    return "te" if fused else "torch" if raw["source_group"] == "torchtitan" else "unfused"
 
 
 def _split(raw: Row, assumed: list[str]) -> dict[str, Any]:
@@ -246,9 +254,22 @@ def _method(raw: Row, model: ModelSpec, facts: Facts) -> dict[str, Any]:
     layers = re.search(r"activation cpu offload of (\d+) layers", notes)
     if layers:
         method["cpu_offloading_num_layers"] = int(layers.group(1))
+    if raw["source_group"].startswith("megatron-bridge"):
+        method |= _bridge_recipe(raw, method)
     if model.is_moe and "capacity factor 1" in notes:
         method |= {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
     return method
+
+
+def _bridge_recipe(raw: Row, method: Mapping[str, Any]) -> dict[str, Any]:
+    """What the recipes of Megatron-Bridge set besides (training/mixed_precision.py; recipes/deepseek, recipes/moonlight)."""
+    recipe: dict[str, Any] = {}
+    if method.get("fp8_recipe") in ("tensorwise", "mxfp8") and "no distributed" not in raw["optimizer_sharding"]:
+        recipe["fp8_param_gather"] = True
+    if re.search("deepseek|moonlight", raw["model"].lower()) and method["use_distributed_optimizer"]:
+        recipe |= {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
+        recipe |= {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    return recipe
 
 
 def _eight_bit(precision: str) -> dict[str, Any]:

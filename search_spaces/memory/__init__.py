@@ -27,7 +27,7 @@ from search_spaces.memory.kernels import (
 )
 from search_spaces.memory.stages import Pipeline, fullest_counts
 from search_spaces.memory.table import MemoryTable, Parts, Verdict
-from search_spaces.memory.tables import COMPONENTS, flowing_bytes, held_bytes
+from search_spaces.memory.tables import COMPONENTS, MOMENTS, flowing_bytes, held_bytes
 
 __all__ = ["COMPONENTS", "Kernels", "MemoryTable", "Verdict", "estimate"]
 
@@ -82,15 +82,22 @@ def _fullest(
     columns: Columns, pipelines: list[Pipeline], codes: Codes, held: Parts, flowing: Parts
 ) -> tuple[Floats, Codes]:
     """Allocated GiB on the fullest stage of each row, and that stage."""
-    per_held, per_flowing = held.bytes.sum(axis=1) / GIB, flowing.bytes.sum(axis=1) / GIB
+    moments = [(_sum(held, moment), _sum(flowing, moment)) for moment in MOMENTS]
     memory, stage = np.empty(len(codes)), np.empty(len(codes), dtype=np.intp)
     for place, rows in _groups(codes, len(pipelines)):
         counts, kept = fullest_counts(columns.model, pipelines[place])
-        by_stage = (per_held @ counts)[held.codes[rows]] + (per_flowing @ counts)[flowing.codes[rows]]
+        own_held, own_flowing = held.codes[rows], flowing.codes[rows]
+        by_moment = [(still @ counts)[own_held] + (moving @ counts)[own_flowing] for still, moving in moments]
+        by_stage = np.maximum(*by_moment)
         top = by_stage.argmax(axis=1)
         memory[rows] = by_stage[np.arange(len(top)), top]
         stage[rows] = np.array(kept)[top]
     return memory, stage
+
+
+def _sum(parts: Parts, moment: npt.NDArray[np.bool_]) -> Floats:
+    """GiB per feature of the components that there are at a moment, (combinations, features)."""
+    return np.asarray(parts.bytes[:, moment].sum(axis=1) / GIB)
 
 
 def _groups(codes: Codes, count: int) -> Iterator[tuple[int, Codes]]:

@@ -12,8 +12,19 @@ from search_spaces.model import Workload
 
 GIB = 2**30
 
+LOSS_BYTES = {"unfused": 4, "native": 4, "te": 0, "torch": 12}
+"""Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
+(tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py), nothing in place (Transformer Engine, cross_entropy.py), or fp32
+logits, log-softmax and gradient (torch.nn.functional.cross_entropy)."""
+
 FLASH_ATTENTION_ARCH = 8
 """Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py get_attention_backend)."""
+
+STEP_GRADIENT_BYTES_IN_CODE = 4.0
+"""The fp32 copy of a bf16 gradient (optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads)."""
+
+STEP_GRADIENT_BYTES = 8.0
+"""The same as measured: published peaks of Megatron-Bridge that recomputation does not lower, on three splits, are that step's."""
 
 CUBLAS_WORKSPACE_GIB = 0.07
 """What torch allocates besides tensors of the model: cuBLAS and Transformer Engine workspaces of 32 MiB each (Transformer Engine,
@@ -50,7 +61,8 @@ class Kernels:
 
     Attributes:
         transformer_engine: Transformer Engine's layers (CUDA), else megatron-core's local ones (CPU).
-        cross_entropy: "unfused" and "native" keep fp32 logits; "te" works in place on the logits' own type.
+        cross_entropy: How the loss is computed: "unfused" and "native" make fp32 logits, "te" works in place on the logits' own
+            type, "torch" is torch's own loss on fp32 logits, "chunked" never has all logits at once.
         flash_attention: Whether a fused attention kernel exists; without, the score matrix is stored.
         hidden_dropout: Whether dropout masks of the hidden states are kept.
         attention_dropout: Whether an unfused attention keeps dropout masks.
@@ -58,11 +70,12 @@ class Kernels:
         gradient_accumulation_fusion: Whether matrix products add into the gradient buffer; they then return empty dummies.
         fp8_transpose_cache: Whether FP8 weights are kept transposed, too.
         balanced_experts: Whether every expert gets the same number of tokens.
+        step_gradient_bytes: What the optimiser step holds for a moment per parameter of its shard where gradients are not fp32.
         trained: Whether the weights are trained; else they have neither gradients nor optimiser state.
     """
 
     transformer_engine: bool = True
-    cross_entropy: Literal["unfused", "native", "te"] = "unfused"
+    cross_entropy: Literal["unfused", "native", "te", "torch", "chunked"] = "unfused"
     flash_attention: bool = True
     hidden_dropout: bool = False
     attention_dropout: bool = False
@@ -70,6 +83,7 @@ class Kernels:
     gradient_accumulation_fusion: bool = False
     fp8_transpose_cache: bool = True
     balanced_experts: bool = False
+    step_gradient_bytes: float = STEP_GRADIENT_BYTES
     trained: bool = True
 
     @classmethod

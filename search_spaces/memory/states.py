@@ -52,6 +52,7 @@ class States(NamedTuple):
         plain_weight: Of everything that is never kept in FP8: embeddings, output, norms.
         gradient: Of its gradient.
         optimizer: Of its optimiser state.
+        step: What the optimiser step holds for a moment.
         unsharded: Of a parameter of the layers that FSDP has gathered.
     """
 
@@ -59,6 +60,7 @@ class States(NamedTuple):
     plain_weight: Floats
     gradient: Floats
     optimizer: Floats
+    step: Floats
     unsharded: Floats
 
 
@@ -72,16 +74,18 @@ def states(columns: Columns, kernels: Kernels, *, experts: bool) -> States:
     plain = _number(columns, "precision", BYTES)
     weight = np.where(columns.given("fp8_format"), _eight_bit_weight(columns, kernels, plain), plain)
     gradient = _gradient(columns, kernels)
-    optimizer = _optimizer(columns, gradient) / _optimizer_shards(columns, replicas)
+    shards = _optimizer_shards(columns, replicas)
+    optimizer, step = _optimizer(columns) / shards, _step(columns, kernels, gradient) / shards
     weights_sharded, gradients_sharded = _fully_sharded(columns)
     share = np.where(weights_sharded, replicas, 1)
     if not kernels.trained:
-        gradient, optimizer = 0 * gradient, 0 * optimizer
+        gradient, optimizer, step = 0 * gradient, 0 * optimizer, 0 * step
     return States(
         weight=weight / share,
         plain_weight=plain / share,
         gradient=gradient / np.where(gradients_sharded, replicas, 1),
         optimizer=optimizer * _kept_on_gpu(columns),
+        step=step * _kept_on_gpu(columns),
         unsharded=np.where(weights_sharded, plain, 0) + np.where(gradients_sharded, gradient, 0),
     )
 
@@ -112,14 +116,27 @@ def _gradient(columns: Columns, kernels: Kernels) -> Floats:
     return np.where(small, 2.0, kept)
 
 
-def _optimizer(columns: Columns, gradient: Floats) -> Floats:
-    """Bytes of Adam's state for one parameter before sharding (optimizer/optimizer.py, optimizer_config.py precision-aware types)."""
+def _optimizer(columns: Columns) -> Floats:
+    """Bytes of Adam's state for one parameter before sharding (optimizer/optimizer.py; optimizer_config.py precision-aware types, and
+    store_param_remainders: of an fp32 main parameter only the half that the bf16 weight lacks).
+    """
     aware = columns.flag("use_precision_aware_optimizer")
     moments = _number(columns, "exp_avg_dtype", BYTES) + _number(columns, "exp_avg_sq_dtype", BYTES)
-    main = _number(columns, "main_params_dtype", BYTES)
     mixed = ~columns.equals("precision", "fp32")
+    remainder = columns.equals("precision", "bf16") & columns.equals("main_params_dtype", "fp32") & ~columns.flag("fp8_param_gather")
+    main = np.where(remainder, 2.0, _number(columns, "main_params_dtype", BYTES))
     main_gradient = np.where(columns.equals("precision", "fp16"), 4.0, 0.0)
     return np.where(aware, moments + main, 8.0 + np.where(mixed, 4.0 + main_gradient, 0.0))
+
+
+def _step(columns: Columns, kernels: Kernels, gradient: Floats) -> Floats:
+    """Bytes per parameter that the step makes before sharding: fp32 copies of moments in other types (Transformer Engine,
+    optimizers/fused_adam.py get_unscaled_state), or of the gradients where the optimiser takes fp32 ones.
+    """
+    aware = columns.flag("use_precision_aware_optimizer")
+    copies = 4.0 * (~columns.equals("exp_avg_dtype", "fp32")) + 4.0 * (~columns.equals("exp_avg_sq_dtype", "fp32"))
+    small = (gradient < 4) & columns.equals("precision", "bf16")
+    return np.where(aware, copies, np.where(small, kernels.step_gradient_bytes, 0.0))
 
 
 def _optimizer_shards(columns: Columns, replicas: Ints) -> Ints:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from search_spaces.memory.kernels import FRAGMENTATION, GIB
 from search_spaces.memory.stages import Pipeline, stage_counts
-from search_spaces.memory.tables import COMPONENTS
+from search_spaces.memory.tables import COMPONENTS, MOMENTS
 from search_spaces.model import ModelSpec
 
 Floats = npt.NDArray[np.float64]
@@ -79,7 +79,9 @@ class MemoryTable:
         return max(parts, key=lambda name: parts[name]), int(self.stage[row])
 
     def _components(self, row: int) -> Floats:
-        """GiB, (components, stages)."""
+        """GiB at each stage's fullest moment, (components, stages)."""
         counts = stage_counts(self._model, self._pipelines[self._pipeline_codes[row]])
         bytes_ = self._held.bytes[self._held.codes[row]] + self._flowing.bytes[self._flowing.codes[row]]
-        return np.asarray(bytes_ @ counts / GIB)
+        parts = MOMENTS[:, :, None] * (bytes_ @ counts / GIB)
+        fullest = parts.sum(axis=1).argmax(axis=0)
+        return np.asarray(parts[fullest, :, np.arange(len(fullest))].T)

@@ -22,10 +22,15 @@ from search_spaces.memory.states import States, states
 
 Floats = npt.NDArray[np.float64]
 
-COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "working", "communication", "workspace")
-"""Parts of what torch allocates. `working` is what one layer's backward pass needs for a moment."""
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "working", "communication", "workspace", "optimizer_step")
+"""Parts of what torch allocates. `working` is what one layer's backward pass needs for a moment, `optimizer_step` what the step needs
+when there are no activations: a stage's peak has one or the other."""
 
+FP32 = 4.0
 PLACE = {name: place for place, name in enumerate(COMPONENTS)}
+MOMENTS = np.array([[name != "optimizer_step" for name in COMPONENTS], [name not in {"activations", "logits", "working"} for name in COMPONENTS]])
+"""Which components there are while activations are fullest, and while the optimiser steps, (2, components)."""
+
 HELD = ("one", "dense_layers", "moe_layers", "embeddings", "outputs", "last", "mtp_layers")
 FLOWING = tuple(name for name in FEATURES if name not in HELD[1:5] and name != "mtp_layers")
 
@@ -52,6 +57,7 @@ def _hold(table: Floats, feature: str, count: npt.NDArray[np.int64], state: Stat
     table[:, PLACE["weights"], place] += count * weight
     table[:, PLACE["gradients"], place] += count * state.gradient
     table[:, PLACE["optimizer"], place] += count * state.optimizer
+    table[:, PLACE["optimizer_step"], place] += count * state.step
 
 
 def _gathered(columns: Columns, count: Parameters, attention: States, expert: States) -> Floats:
@@ -122,7 +128,7 @@ def _mtp(columns: Columns, size: Sizes, kernels: Kernels, layer: Floats) -> Floa
     (transformer/multi_token_prediction.py)."""
     hidden = size.local * size.hidden * size.element
     logits = size.tokens * columns.derive("tensor_model_parallel_size", columns.model.padded_vocab_size) / size.tp
-    kept = working.LOGIT if kernels.cross_entropy != "te" else size.element
+    kept = {"te": size.element, "chunked": 0.0}.get(kernels.cross_entropy, FP32)
     return layer + 6 * hidden + _head(columns, size, kernels) + (logits * kept if kernels.transformer_engine else 0.0)
 
 

@@ -6,26 +6,25 @@ import numpy as np
 import numpy.typing as npt
 
 from search_spaces.columns import Columns
-from search_spaces.memory.kernels import Kernels
+from search_spaces.memory.kernels import LOSS_BYTES, Kernels
 from search_spaces.memory.sizes import Sizes
 
 Floats = npt.NDArray[np.float64]
-LOGIT = 4
 
 
 def head_working_bytes(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:
     """The larger of two moments at the end of the model.
 
-    The loss holds the logits in their own type and, unless it works in place, in fp32 (tensor_parallel/cross_entropy.py,
-    fusions/fused_cross_entropy.py; Transformer Engine's parallel_cross_entropy in place). The output layer's backward pass holds
+    The loss holds the logits in their own type and what `LOSS_BYTES` adds. The output layer's backward pass holds
     the logits' gradient, the gathered input and the weight's gradient, which fused accumulation leaves empty but allocates
     (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication.backward).
     """
     vocabulary = _vocabulary(columns)
     logits = size.tokens * vocabulary
-    in_place = kernels.cross_entropy == "te"
-    loss = logits * (size.element + (0 if in_place else LOGIT))
     weight = vocabulary * size.hidden * size.element
+    if kernels.cross_entropy == "chunked":
+        return weight + _gathered(size)
+    loss = logits * (size.element + LOSS_BYTES[kernels.cross_entropy])
     backward = logits * size.element + weight + _gathered(size)
     return np.maximum(loss, backward)
 
