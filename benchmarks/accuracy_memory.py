@@ -88,6 +88,7 @@ def kernels(row: PublishedRow) -> Kernels:
         gradient_accumulation_fusion=facts.framework == "megatron" and not golden,
         fp8_transpose_cache=not row.source_group.startswith("megatron-bridge"),
         balanced_experts=facts.forced_balance,
+        separate_main_parameters=facts.framework != "fsdp",
         trained=facts.optimizer_states,
     )
 

@@ -262,10 +262,14 @@ def _method(raw: Row, model: ModelSpec, facts: Facts) -> dict[str, Any]:
 
 
 def _bridge_recipe(raw: Row, method: Mapping[str, Any]) -> dict[str, Any]:
-    """What the recipes of Megatron-Bridge set besides (training/mixed_precision.py; recipes/deepseek, recipes/moonlight)."""
+    """What the recipes of Megatron-Bridge set besides (training/mixed_precision.py; recipes/deepseek, recipes/moonlight;
+    scripts/performance/perf_plugins.py)."""
     recipe: dict[str, Any] = {}
     if method.get("fp8_recipe") in ("tensorwise", "mxfp8") and "no distributed" not in raw["optimizer_sharding"]:
         recipe["fp8_param_gather"] = True
+    tuned = raw["model"] == "LLAMA3_70B" and raw["workload"] in ("sft", "lora") and raw["source_group"].endswith("perf")
+    if tuned or "expandable_segments" in raw["notes"] or (raw["model"].startswith("DeepSeekV3") and raw["gpu"][:4] in ("H100", "GB20")):
+        recipe["environment"] = (("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
     if re.search("deepseek|moonlight", raw["model"].lower()) and method["use_distributed_optimizer"]:
         recipe |= {"use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
         recipe |= {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}

@@ -49,12 +49,10 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
     held_parts = Parts(held_bytes(held.columns, kernels, held.size), held.codes)
     flowing_parts = Parts(flowing_bytes(flowing.columns, kernels, flowing.size), flowing.codes)
     memory, stage = _fullest(columns, pipelines, codes, held_parts, flowing_parts)
-    fullest_experts = flowing_parts
-    if columns.model.is_moe and not kernels.balanced_experts:
-        fullest_experts = Parts(flowing_bytes(flowing.columns, kernels, flowing.size, upper=True), flowing.codes)
     highest = memory
-    if fullest_experts is not flowing_parts:
-        highest, _ = _fullest(columns, pipelines, codes, held_parts, fullest_experts)
+    if columns.model.is_moe and not kernels.balanced_experts:
+        uneven = Parts(flowing_bytes(flowing.columns, kernels, flowing.size, upper=True), flowing.codes)
+        highest, _ = _fullest(columns, pipelines, codes, held_parts, uneven)
     context, margin = _outside(columns)
     return MemoryTable(
         memory_gib=memory,

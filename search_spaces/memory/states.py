@@ -76,6 +76,8 @@ def states(columns: Columns, kernels: Kernels, *, experts: bool) -> States:
     gradient = _gradient(columns, kernels)
     shards = _optimizer_shards(columns, replicas)
     optimizer, step = _optimizer(columns) / shards, _step(columns, kernels, gradient) / shards
+    if not kernels.separate_main_parameters:
+        optimizer = np.maximum(optimizer - plain / shards, 0)
     weights_sharded, gradients_sharded = _fully_sharded(columns)
     share = np.where(weights_sharded, replicas, 1)
     if not kernels.trained:

@@ -31,8 +31,6 @@ PLACE = {name: place for place, name in enumerate(COMPONENTS)}
 MOMENTS = np.array([[name != "optimizer_step" for name in COMPONENTS], [name not in {"activations", "logits", "working"} for name in COMPONENTS]])
 """Which components there are while activations are fullest, and while the optimiser steps, (2, components)."""
 
-HELD = ("one", "dense_layers", "moe_layers", "embeddings", "outputs", "last", "mtp_layers")
-FLOWING = tuple(name for name in FEATURES if name not in HELD[1:5] and name != "mtp_layers")
 
 
 def held_bytes(columns: Columns, kernels: Kernels, rows: int) -> Floats:
