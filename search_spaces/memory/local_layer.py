@@ -24,7 +24,6 @@ STATISTIC = 4
 
 def local_layer_bytes(columns: Columns, size: Sizes, *, moe: bool, recompute: bool = True) -> Floats:
     """Bytes that one local layer keeps of one micro-batch; the arguments are those of `layer.layer_bytes`."""
-    keep_norm = 1 - _recomputed(columns, "layernorm", recompute)
     hidden = size.local * size.hidden * size.element
     attention = _latent_attention if size.model.multi_latent_attention else _attention
     kept = attention(columns, size, recompute)
@@ -32,9 +31,8 @@ def local_layer_bytes(columns: Columns, size: Sizes, *, moe: bool, recompute: bo
     norms = 2 * np.where(recomputed, hidden, hidden + norm_bytes(size, size.local, size.hidden))
     if moe:
         return kept + norms + _experts(columns, size, recompute)
-    return kept + norms + _products(size, size.tokens, size.model.ffn_size / size.tp) * (
-        1 - _recomputed(columns, "mlp", recompute)
-    ) * (keep_norm >= 0)
+    products = _products(size, size.tokens, size.model.ffn_size / size.tp)
+    return kept + norms + products * (1 - _recomputed(columns, "mlp", recompute))
 
 
 def norm_bytes(size: Sizes, tokens: Floats, width: int) -> Floats:
@@ -50,6 +48,13 @@ def head_bytes(size: Sizes, vocabulary: Floats) -> Floats:
     return norm + size.tokens * (STATISTIC * vocabulary + 9)
 
 
+def angle_bytes(columns: Columns, size: Sizes) -> Floats:
+    """Angles of the rotary embedding, which recomputed layers share (tensor_parallel/random.py CheckpointFunction)."""
+    rotary = size.model.position_embedding_type == "rope" and not size.model.multi_latent_attention
+    kept = columns.equals("recompute_granularity", "full") & rotary
+    return np.where(kept, STATISTIC * size.sequence * size.query / size.heads, 0.0)
+
+
 def _recomputed(columns: Columns, module: str, recompute: bool) -> Bools:
     selective = columns.equals("recompute_granularity", "selective")
     named = columns.holds("recompute_modules", module)
@@ -61,31 +66,43 @@ def _recomputed(columns: Columns, module: str, recompute: bool) -> Bools:
 def _attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     """Queries, keys and values, the scores, the output, and sines and cosines."""
     model, token = size.model, size.tokens * size.element
-    grouped, rotary = model.query_groups != model.num_attention_heads, model.position_embedding_type == "rope"
-    projected = size.query + size.keys + size.values
-    fresh = rotary or model.qk_layernorm
+    grouped, rotary = size.heads > size.groups, model.position_embedding_type == "rope"
+    fresh = rotary or model.qk_layernorm  # queries and keys are no longer views of the projection
     core = _recomputed(columns, "core_attn", recompute)
-    normed = 0.0 * token
-    if model.qk_layernorm:
-        channels = int(model.kv_channels or model.hidden_size // model.num_attention_heads)
-        normed = norm_bytes(size, size.tokens * size.heads, channels) + norm_bytes(size, size.tokens * size.groups, channels)
-        if model.normalization == "LayerNorm":  # keys are a view of the whole projection, queries too without groups
-            normed = normed - token * (size.keys + (0 if grouped else size.query)) + token * projected
-    if grouped:
-        kept_whole = token * projected if not (model.qk_layernorm and model.normalization == "LayerNorm") else 0.0
-        narrow = token * (size.query + (size.keys if fresh else 0.0)) + kept_whole
-        wide = 3 * token * size.query
-        kept = np.where(core, narrow, wide)
-    else:
-        already = model.qk_layernorm and model.normalization == "LayerNorm"
-        kept = token * ((0.0 if already else projected) + (size.query + size.keys if fresh else 0.0))
+    normed, views = _query_key_norms(size, grouped)
+    whole = token * _projection(size)
+    repeated = token * size.query + np.where(core, token * size.keys * fresh, 2 * token * size.query)
+    repeated = repeated + np.where(core | views, whole, 0.0)
+    kept = np.where(grouped, repeated, whole + token * (size.query + size.keys) * fresh)
     waves = 4 * size.sequence * size.element * (size.query / size.heads) if rotary else 0.0
-    return kept + normed + waves + _scores(size) * (1 - core) + token * size.query + token_input(size)
+    return kept + normed + waves + _scores(size) * (1 - core) + token * size.query
 
 
-def token_input(size: Sizes) -> Floats:
-    """The input of the projections: the norm's output."""
-    return size.local * size.hidden * size.element
+def _projection(size: Sizes) -> Floats:
+    """Width of queries, keys and values together; gathered from all ranks where there are fewer groups than ranks."""
+    projected = size.query + size.keys + size.values
+    whole = (size.model.num_attention_heads + 2 * size.model.query_groups) * (size.query / size.heads)
+    return np.where(size.model.query_groups < size.tp, whole, projected)
+
+
+def _query_key_norms(size: Sizes, grouped: Bools) -> tuple[Floats, Bools]:
+    """What the norms of queries and keys keep, and whether they keep views of the projection.
+
+    A norm that does not convert its input keeps it as it is: keys are a view of the projection, queries one without groups.
+    """
+    model = size.model
+    if not model.qk_layernorm:
+        return 0.0 * size.local, np.zeros_like(size.sequence_parallel)
+    channels = int(model.kv_channels or model.hidden_size // model.num_attention_heads)
+    kept = norm_bytes(size, size.tokens * size.heads, channels) + norm_bytes(size, size.tokens * size.groups, channels)
+    viewed = size.tokens * size.element * (size.keys + np.where(grouped, 0.0, size.query))
+    views = _keeps_input(size)
+    return kept - np.where(views, viewed, 0.0), views
+
+
+def _keeps_input(size: Sizes) -> Bools:
+    """Where a norm keeps its input itself, not a copy in fp32."""
+    return (size.element == STATISTIC) | (size.model.normalization == "LayerNorm")
 
 
 def _scores(size: Sizes) -> Floats:
@@ -97,21 +114,22 @@ def _scores(size: Sizes) -> Floats:
 def _latent_attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     """Latents before and after their norms, queries, keys, values, the scores, the output, and sines and cosines."""
     model = size.model
-    combined, ranks = model.kv_lora_rank + model.qk_pos_emb_head_dim, model.q_lora_rank or 0
+    ranks = model.q_lora_rank or 0
+    gathered = np.where(size.sequence_parallel, (size.tokens - size.local) * size.element * ranks, 0.0)  # queries' are a view of it
     latents = size.local * size.element * (model.kv_lora_rank + ranks)
+    positions = np.where(size.sequence_parallel, 0.0, size.local * size.element * model.qk_pos_emb_head_dim)
     if model.qk_layernorm:
         latents = latents + norm_bytes(size, size.local, model.kv_lora_rank)
         latents = latents + (norm_bytes(size, size.local, ranks) if ranks else 0.0)
-        if model.normalization == "LayerNorm":
-            latents = latents + size.local * size.element * model.qk_pos_emb_head_dim
-    else:
-        latents = latents + size.local * size.element * (combined - model.kv_lora_rank)
+        positions = np.where(_keeps_input(size), positions, 0.0)
+        gathered = np.where(_keeps_input(size), gathered, 0.0)
+    latents = latents + gathered + positions  # the first latents are a view that holds them, too
     expanded = size.tokens * size.element * (size.query + size.keys + size.values)
     waves = 4 * size.sequence * size.element * model.qk_pos_emb_head_dim
     core = _scores(size) * (1 - _recomputed(columns, "core_attn", recompute))
     up = 1 - _recomputed(columns, "mla_up_proj", recompute)
     output = size.tokens * size.element * size.values
-    return latents + (expanded + waves) * up + core + output + token_input(size)
+    return latents + (expanded + waves) * up + core + output
 
 
 def _products(size: Sizes, tokens: Floats, width: Floats, weighted: int = 0) -> Floats:

@@ -20,7 +20,7 @@ class Parameters(NamedTuple):
         experts: The experts of such a layer that this rank holds.
         embedding: Word and position embeddings.
         output: The output matrix.
-        last: Final norm.
+        final_norm: The norm after the last decoder layer.
         mtp_layer: A multi-token prediction layer, without the experts of its transformer layer.
         mtp_experts: Those experts.
     """
@@ -30,7 +30,7 @@ class Parameters(NamedTuple):
     experts: Ints
     embedding: Ints
     output: Ints
-    last: Ints
+    final_norm: Ints
     mtp_layer: Ints
     mtp_experts: Ints
 
@@ -52,7 +52,7 @@ def parameters(columns: Columns, kernels: Kernels) -> Parameters:
         experts=experts,
         embedding=embedding + learned,
         output=embedding,
-        last=_norm(model, model.hidden_size) + 0 * tp,
+        final_norm=_norm(model, model.hidden_size) + 0 * tp,
         mtp_layer=projection + 3 * _norm(model, model.hidden_size) + (moe if last_moe else dense),
         mtp_experts=experts if last_moe else 0 * experts,
     )

@@ -25,6 +25,7 @@ FEATURES = (
     "embeddings",
     "outputs",
     "last",
+    "final_norms",
     "mtp_layers",
     "dense_in_flight",
     "moe_in_flight",
@@ -38,7 +39,7 @@ FEATURES = (
     "head_moe",
     "head_both",
 )
-"""Counts that describe a stage: what it holds (one of everything, layers, embedding and output matrices, the loss, MTP layers), what
+"""Counts that describe a stage: what it holds (one of everything, layers, embedding and output matrices, the loss, the final norm, MTP layers), what
 of it is in flight (layers kept whole, layers of which only the input is kept, embeddings, MTP layers), and, exactly one of
 six, which working set it needs (layers with or without experts or both, with or without the loss)."""
 
@@ -167,6 +168,7 @@ class Chunk:
     layers: tuple[bool, ...]
     embedding: bool
     loss: bool
+    norm: bool
     mtp: int
 
 
@@ -180,9 +182,11 @@ def virtual_stages(model: ModelSpec, pipeline: Pipeline) -> list[Chunk]:
         sizes, mtp = _sizes(model, pipeline), [0] * total
         mtp[-1] = model.mtp_num_layers or 0
     starts = np.cumsum([0, *sizes]).tolist()
+    # With prediction layers the final norm follows the last decoder layer (transformer_block.py has_final_layernorm_in_this_stage).
+    norm = max(place for place, count in enumerate(sizes) if count) if model.mtp_num_layers else total - 1
     return [
-        Chunk(kinds[starts[place] : starts[place + 1]], place == 0, place == len(sizes) - 1, mtp[place])
-        for place in range(len(sizes))
+        Chunk(kinds[starts[place] : starts[place + 1]], place == 0, place == total - 1, place == norm, mtp[place])
+        for place in range(total)
     ]
 
 
@@ -234,6 +238,7 @@ def _stage(model: ModelSpec, pipeline: Pipeline, chunks: Sequence[Chunk], flight
         counts[INDEX["embeddings"]] += chunk.embedding or (chunk.mtp > 0 and stage > 0)
         counts[INDEX["embeddings_in_flight"]] += chunk.embedding * flying
         counts[INDEX["last"]] += chunk.loss
+        counts[INDEX["final_norms"]] += chunk.norm
         untied = model.untie_embeddings_and_output_weights
         counts[INDEX["outputs"]] += chunk.loss and (untied or pipeline.stages > 1)
         counts[INDEX["mtp_in_flight"]] += chunk.mtp * flying

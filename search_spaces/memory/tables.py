@@ -43,7 +43,7 @@ def held_bytes(columns: Columns, kernels: Kernels, rows: int) -> Floats:
     _hold(table, "moe_layers", count.experts, expert, expert.weight)
     _hold(table, "embeddings", count.embedding, attention, attention.plain_weight)
     _hold(table, "outputs", count.output, attention, attention.plain_weight)
-    _hold(table, "last", count.last, attention, attention.plain_weight)
+    _hold(table, "final_norms", count.final_norm, attention, attention.plain_weight)
     _hold(table, "mtp_layers", count.mtp_layer, attention, attention.weight)
     _hold(table, "mtp_layers", count.mtp_experts, expert, expert.weight)
     table[:, PLACE["communication"], INDEX["one"]] = _gathered(columns, count, attention, expert)
@@ -86,6 +86,8 @@ def flowing_bytes(columns: Columns, kernels: Kernels, rows: int, *, upper: bool 
     activations[:, INDEX["embeddings_in_flight"]] = _embedding(size, kernels)
     activations[:, INDEX["mtp_in_flight"]] = _mtp(columns, size, kernels, layer[columns.model.moe_layers[-1]])
     activations[:, INDEX["last"]] = _head(columns, size, kernels)
+    if not kernels.transformer_engine:
+        activations[:, INDEX["one"]] = local_layer.angle_bytes(columns, size)
     table[:, PLACE["communication"], INDEX["one"]] = working.overlap_bytes(columns, size)
     table[:, PLACE["workspace"], INDEX["one"]] = CUBLAS_WORKSPACE_GIB * GIB if kernels.transformer_engine else 0.0
     _fill_working(table, columns, size, kernels)
@@ -109,8 +111,8 @@ def _input(columns: Columns, size: Sizes) -> Floats:
 
 
 def _embedding(size: Sizes, kernels: Kernels) -> Floats:
-    """Token and position numbers, and the dropout mask."""
-    return size.tokens * 17 + (size.local * size.hidden if kernels.hidden_dropout else 0.0)
+    """Which tokens belong to other ranks' rows (tensor_parallel/layers.py VocabParallelEmbedding), and the dropout mask."""
+    return np.where(size.tp > 1, 9.0 * size.tokens, 0.0) + (size.local * size.hidden if kernels.hidden_dropout else 0.0)
 
 
 def _head(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:

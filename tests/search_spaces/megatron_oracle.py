@@ -18,7 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_decoder_block_spec,
+    get_gpt_decoder_layer_specs,
+    get_gpt_mtp_block_spec,
+)
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.dot_product_attention import DotProductAttention
@@ -66,31 +70,29 @@ def activations(case: dict[str, Any]) -> dict[str, int]:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02)
-        known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-        known |= {buffer.untyped_storage().data_ptr() for buffer in model.buffers()}
-        saved: dict[int, int] = {}
+        known = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
+        saved: dict[int, Any] = {}
         shapes: dict[int, Any] = {}
-        keep: list[torch.Tensor] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in known:
-                saved[storage.data_ptr()] = storage.nbytes()
-                shapes.setdefault(storage.data_ptr(), (tuple(tensor.shape), str(tensor.dtype)))
-            keep.append(tensor)
+            if storage._cdata not in known:
+                saved.setdefault(storage._cdata, storage)  # kept, so that its identity is not used again
+                shapes.setdefault(storage._cdata, (tuple(tensor.shape), str(tensor.dtype)))
             return tensor
 
         size = (job.micro_batch_size, job.seq_length // job.knobs["context_parallel_size"])
         tokens = torch.randint(0, job.model["vocab_size"], size)
         positions = torch.arange(size[1]).expand(size[0], -1).contiguous()
         mask = torch.triu(torch.ones(1, 1, size[1], size[1], dtype=torch.bool), 1)
-        inputs = {tensor.untyped_storage().data_ptr() for tensor in (tokens, positions, mask)}
-        known |= inputs
+        known |= {tensor.untyped_storage()._cdata for tensor in (tokens, positions, mask)}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model(tokens, positions, mask, labels=tokens)
-        answer: dict[str, Any] = {"bytes": sum(saved.values())}
+        # Outputs that will be recomputed have been emptied by now.
+        sizes = {key: storage.nbytes() for key, storage in saved.items()}
+        answer: dict[str, Any] = {"bytes": sum(sizes.values())}
         if case.get("show"):
-            answer["shapes"] = sorted((saved[key], str(shapes[key])) for key in saved)
+            answer["shapes"] = sorted((sizes[key], str(shapes[key])) for key in sizes)
         return answer
 
 
@@ -129,6 +131,7 @@ def _config(job: Job) -> TransformerConfig:
         plain, build.TransformerConfig = build.TransformerConfig, MLATransformerConfig
         config = build.transformer_config(job)
         build.TransformerConfig = plain
+        config.q_lora_rank = job.model["q_lora_rank"]  # values of none are passed over, and Megatron's default is a rank
     return config
 
 
@@ -136,8 +139,10 @@ def _chunks(job: Job) -> list[GPTModel]:
     layout = job.knobs.get("pipeline_model_parallel_layout")
     if layout:
         parsed = PipelineParallelLayerLayout.from_str(layout, job.knobs["pipeline_model_parallel_size"])
-        job = Job(**{**job.to_dict(), "knobs": {**job.knobs, "num_virtual_stages_per_pipeline_rank": parsed.virtual_pipeline_model_parallel_size}})
-        parallel_state.set_virtual_pipeline_model_parallel_world_size(parsed.virtual_pipeline_model_parallel_size)
+        chunks = parsed.virtual_pipeline_model_parallel_size
+        chunks = chunks if chunks > 1 else None
+        job = Job.from_dict({**job.to_dict(), "knobs": {**job.knobs, "num_virtual_stages_per_pipeline_rank": chunks}})
+        parallel_state.set_virtual_pipeline_model_parallel_world_size(chunks)
     config = _config(job)
     return [_chunk(job, config, stage) for stage in range(job.model_chunks)]
 
@@ -147,7 +152,8 @@ def _chunk(job: Job, config: TransformerConfig, index: int) -> GPTModel:
     spec = _layer_spec(config, stage)
     mtp = None
     if config.mtp_num_layers:
-        mtp = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=False, vp_stage=stage)
+        last = spec if spec.layer_specs else _with_norms(get_gpt_decoder_layer_specs(config, False, config.normalization)[-1], config)
+        mtp = get_gpt_mtp_block_spec(config, last, use_transformer_engine=False, vp_stage=stage)
         for layer in mtp.layer_specs if mtp else ():
             build._use_own_norm(layer.submodules, "enorm", "hnorm", "layer_norm")
     return GPTModel(
@@ -168,13 +174,18 @@ def _layer_spec(config: TransformerConfig, stage: int | None) -> TransformerBloc
     """As `build._layer_spec`, for multi-latent attention too."""
     block = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=stage)
     build._without_transformer_engine()
+    layers = [_with_norms(layer, config) for layer in block.layer_specs]
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=build.Norm)
+
+
+def _with_norms(layer: Any, config: TransformerConfig) -> Any:
+    """A layer's specification with the norms and the attention that run on a CPU."""
     norms = ("q_layernorm", "kv_layernorm") if config.multi_latent_attention else ("q_layernorm", "k_layernorm")
-    for layer in block.layer_specs:
-        build._use_own_norm(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
-        attention = layer.submodules.self_attention.submodules
-        build._use_own_norm(attention, *norms)
-        attention.core_attention = Attention
-    return TransformerBlockSubmodules(layer_specs=block.layer_specs, layer_norm=build.Norm)
+    build._use_own_norm(layer.submodules, "input_layernorm", "pre_mlp_layernorm")
+    attention = layer.submodules.self_attention.submodules
+    build._use_own_norm(attention, *norms)
+    attention.core_attention = Attention
+    return layer
 
 
 if __name__ == "__main__":
