@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from search_spaces.columns import Columns
 from search_spaces.memory import sizes, stages, states
-from search_spaces.memory.factor import Factor, project, rows_of
+from search_spaces.memory.factor import project
 from search_spaces.memory.kernels import (
     CONTEXT_GIB,
     FRAGMENTATION,
@@ -45,7 +45,8 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
     kernels = kernels or Kernels.of(columns.workload)
     held, flowing = project(columns, states.KNOBS), project(columns, sizes.KNOBS)
     cut = project(columns, stages.KNOBS)
-    pipelines, codes = _pipelines(cut)
+    pipelines, places = stages.pipelines(cut.columns)
+    codes = np.broadcast_to(places, (cut.size,))[cut.codes]
     held_parts = Parts(held_bytes(held.columns, kernels, held.size), held.codes)
     flowing_parts = Parts(flowing_bytes(flowing.columns, kernels, flowing.size), flowing.codes)
     memory, stage = _fullest(columns, pipelines, codes, held_parts, flowing_parts)
@@ -68,14 +69,6 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
     )
 
 
-def _pipelines(cut: Factor) -> tuple[list[Pipeline], Codes]:
-    """The distinct pipelines of a table, and which of them each row has."""
-    found: dict[Pipeline, int] = {}
-    places = np.array([found.setdefault(pipeline, len(found)) for pipeline in stages.pipelines(cut.columns)], dtype=np.intp)
-    places = np.broadcast_to(places, (cut.size,))
-    return list(found), places[cut.codes]
-
-
 def _fullest(
     columns: Columns, pipelines: list[Pipeline], codes: Codes, held: Parts, flowing: Parts
 ) -> tuple[Floats, Codes]:
@@ -85,12 +78,17 @@ def _fullest(
     for place, rows in _groups(codes, len(pipelines)):
         counts, kept = fullest_counts(columns.model, pipelines[place])
         own_held, own_flowing = held.codes[rows], flowing.codes[rows]
-        by_moment = [(still @ counts)[own_held] + (moving @ counts)[own_flowing] for still, moving in moments]
+        by_moment = [_times(still, counts, own_held) + _times(moving, counts, own_flowing) for still, moving in moments]
         by_stage = np.maximum(*by_moment)
         top = by_stage.argmax(axis=1)
         memory[rows] = by_stage[np.arange(len(top)), top]
         stage[rows] = np.array(kept)[top]
     return memory, stage
+
+
+def _times(table: Floats, counts: Floats, rows: Codes) -> Floats:
+    """Rows of table x counts; products that no row needs are left out."""
+    return np.asarray(table[rows] @ counts if len(rows) < len(table) else (table @ counts)[rows])
 
 
 def _sum(parts: Parts, moment: npt.NDArray[np.bool_]) -> Floats:

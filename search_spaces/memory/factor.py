@@ -55,6 +55,19 @@ def project(columns: Columns, knobs: Iterable[str]) -> Factor:
     return Factor(projected, len(first), codes if len(codes) == length else np.zeros(length, dtype=np.intp))
 
 
+def distinct_rows(fields: Iterable[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """A row for each distinct combination of some whole numbers, and each row's place among the combinations."""
+    key, size = np.zeros(1, dtype=np.int64), 1
+    for field in fields:
+        values, codes = np.unique(field, return_inverse=True)
+        if size * len(values) > _DENSE_KEYS:
+            key, size = _renumber(key)
+        key = key * len(values) + codes
+        size *= len(values)
+    first, places = _distinct(key, size)
+    return first, places.astype(np.int64)
+
+
 def _renumber(key: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], int]:
     values, codes = np.unique(key, return_inverse=True)
     return codes.astype(np.int64), len(values)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.columns import Columns
+from search_spaces.columns import Columns, Ints
 from search_spaces.layout import parse_layout
+from search_spaces.memory.factor import distinct_rows, rows_of
 from search_spaces.model import ModelSpec
 
 FEATURES = (
@@ -65,6 +66,8 @@ KNOBS = (
     "overlap_moe_expert_parallel_comm",
 )
 
+NOTHING, UNIFORM, BLOCK = 0, 1, 2
+
 Counts = npt.NDArray[np.float64]
 
 
@@ -80,9 +83,9 @@ class Pipeline:
         layout: The pattern of layers; none = by the counts below.
         first: Layers of the first stage; 0 = even.
         last: Layers of the last stage; 0 = even.
-        embedding_counts: Whether the embedding counts as a layer.
-        loss_counts: Whether the loss counts as a layer.
-        recompute: "" nothing, "uniform" or "block" whole layers.
+        embedding_counts: 1 where the embedding counts as a layer.
+        loss_counts: 1 where the loss counts as a layer.
+        recompute: NOTHING, or whole layers in UNIFORM units or in a BLOCK at the start of each chunk.
         recompute_layers: Layers per recomputed unit or per chunk.
         offloaded: Layers whose activations go to the host.
         extra_warm_up: Micro-batches in flight beyond the schedule's own.
@@ -95,48 +98,53 @@ class Pipeline:
     layout: str | None
     first: int
     last: int
-    embedding_counts: bool
-    loss_counts: bool
-    recompute: str
+    embedding_counts: int
+    loss_counts: int
+    recompute: int
     recompute_layers: int
     offloaded: int
     extra_warm_up: int
 
 
-def pipelines(columns: Columns) -> list[Pipeline]:
-    """The pipeline of each row of a table."""
-    length = max((len(column.codes) for column in columns.columns.values()), default=1)
+def pipelines(columns: Columns) -> tuple[list[Pipeline], Ints]:
+    """The distinct pipelines of a table, and which of them each row has."""
+    fields, layouts = _fields(columns)
+    first, codes = distinct_rows(fields)
+    found = []
+    for row in first:
+        values = [int(field[row]) for field in fields]
+        layout = layouts[values[4]]
+        found.append(Pipeline(*values[:4], layout, *values[5:]))
+    return found, codes
 
-    def spread(values: Any) -> list[Any]:
-        return list(np.broadcast_to(values, (length,)).tolist())
 
-    pp, per_chunk = columns.pp, np.maximum(columns.number("num_layers_per_virtual_pipeline_stage"), 0)
+def _fields(columns: Columns) -> tuple[list[Ints], tuple[Any, ...]]:
+    """The fields of `Pipeline` as whole numbers, one array each, and the layouts that one of them counts."""
+    pp, per_chunk = columns.pp, columns.number("num_layers_per_virtual_pipeline_stage")
     by_layers = np.where(per_chunk > 0, columns.model.num_layers // np.maximum(pp * per_chunk, 1), 0)
     chunks = np.where(pp > 1, np.maximum(np.maximum(columns.vpp, by_layers), 1), 1)
     group = columns.number("microbatch_group_size_per_virtual_pipeline_stage")
-    group = np.where(group > 0, group, pp)
+    group = np.where((group > 0) & (chunks > 1), group, pp)
     most = np.where(chunks > 1, chunks * group + 2 * pp + group, pp)
     full = columns.equals("recompute_granularity", "full")
-    method = columns.text("recompute_method", lambda value: value or "")
+    method = np.where(full, np.where(columns.equals("recompute_method", "block"), BLOCK, UNIFORM), NOTHING)
     layout = columns.column("pipeline_model_parallel_layout")
-    layouts = [layout.values[code] for code in np.broadcast_to(layout.codes, (length,))]
-    numbers = zip(
-        spread(pp),
-        spread(chunks),
-        spread(np.minimum(np.maximum(columns.micro_batches, 1), most)),
-        spread(group),
-        layouts,
-        spread(columns.number("decoder_first_pipeline_num_layers")),
-        spread(columns.number("decoder_last_pipeline_num_layers")),
-        spread(columns.flag("account_for_embedding_in_pipeline_split")),
-        spread(columns.flag("account_for_loss_in_pipeline_split")),
-        spread(np.where(full, np.where(method == "block", "block", "uniform"), "")),
-        spread(np.maximum(columns.number("recompute_num_layers"), 1)),
-        spread(columns.number("cpu_offloading_num_layers")),
-        spread(columns.flag("overlap_moe_expert_parallel_comm").astype(int)),
-        strict=True,
-    )
-    return [Pipeline(*row) for row in numbers]
+    fields: list[Any] = [
+        pp,
+        chunks,
+        np.minimum(np.maximum(columns.micro_batches, 1), most),
+        group,
+        layout.codes,
+        columns.number("decoder_first_pipeline_num_layers"),
+        columns.number("decoder_last_pipeline_num_layers"),
+        columns.flag("account_for_embedding_in_pipeline_split"),
+        columns.flag("account_for_loss_in_pipeline_split"),
+        method,
+        np.where(full, np.maximum(columns.number("recompute_num_layers"), 1), 1),
+        columns.number("cpu_offloading_num_layers"),
+        columns.flag("overlap_moe_expert_parallel_comm"),
+    ]
+    return [np.broadcast_to(field, (rows_of(columns),)).astype(np.int64) for field in fields], layout.values
 
 
 @lru_cache(maxsize=65536)
@@ -252,9 +260,9 @@ def _stage(model: ModelSpec, pipeline: Pipeline, chunks: Sequence[Chunk], flight
 
 def _kept(pipeline: Pipeline, layers: tuple[bool, ...]) -> tuple[tuple[bool, ...], int]:
     """Layers whose activations are kept whole, and how many inputs of recomputed units (transformer_block.py _checkpointed_forward)."""
-    if pipeline.recompute == "uniform":
+    if pipeline.recompute == UNIFORM:
         return (), -(-len(layers) // pipeline.recompute_layers)
-    if pipeline.recompute == "block":
+    if pipeline.recompute == BLOCK:
         return layers[pipeline.recompute_layers :], min(pipeline.recompute_layers, len(layers))
     return layers[min(pipeline.offloaded, len(layers)) :], 0
 
