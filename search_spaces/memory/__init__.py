@@ -27,7 +27,7 @@ from search_spaces.memory.kernels import (
 )
 from search_spaces.memory.stages import Pipeline, fullest_counts
 from search_spaces.memory.table import MemoryTable, Parts, Verdict
-from search_spaces.memory.tables import COMPONENTS, MOMENTS, flowing_bytes, held_bytes
+from search_spaces.memory.tables import COMPONENTS, HELD_ALWAYS, MOMENTS, flowing_bytes, held_bytes
 
 __all__ = ["COMPONENTS", "Kernels", "MemoryTable", "Verdict", "estimate"]
 
@@ -49,16 +49,16 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
     codes = np.broadcast_to(places, (cut.size,))[cut.codes]
     held_parts = Parts(held_bytes(held.columns, kernels, held.size), held.codes)
     flowing_parts = Parts(flowing_bytes(flowing.columns, kernels, flowing.size), flowing.codes)
-    memory, stage = _fullest(columns, pipelines, codes, held_parts, flowing_parts)
+    memory, stage, passing = _fullest(columns, pipelines, codes, held_parts, flowing_parts)
     highest = memory
     if columns.model.is_moe and not kernels.balanced_experts:
         uneven = Parts(flowing_bytes(flowing.columns, kernels, flowing.size, upper=True), flowing.codes)
-        highest, _ = _fullest(columns, pipelines, codes, held_parts, uneven)
+        highest, _, passing = _fullest(columns, pipelines, codes, held_parts, uneven)
     context, margin = _outside(columns)
     return MemoryTable(
         memory_gib=memory,
         device_gib=memory * (1 + FRAGMENTATION) + context,
-        upper_gib=highest * (1 + MODEL_ERROR_UPPER + margin) + context,
+        upper_gib=highest * (1 + MODEL_ERROR_UPPER) + np.minimum(highest * margin, passing) + context,
         stage=stage,
         context_gib=context,
         _model=columns.model,
@@ -71,19 +71,22 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
 
 def _fullest(
     columns: Columns, pipelines: list[Pipeline], codes: Codes, held: Parts, flowing: Parts
-) -> tuple[Floats, Codes]:
-    """Allocated GiB on the fullest stage of each row, and that stage."""
+) -> tuple[Floats, Codes, Floats]:
+    """Allocated GiB on the fullest stage of each row, that stage, and how much of it is not held all the time."""
     moments = [(_sum(held, moment), _sum(flowing, moment)) for moment in MOMENTS]
-    memory, stage = np.empty(len(codes)), np.empty(len(codes), dtype=np.intp)
+    steady = _sum(held, HELD_ALWAYS)
+    memory, stage, passing = np.empty(len(codes)), np.empty(len(codes), dtype=np.intp), np.empty(len(codes))
     for place, rows in _groups(codes, len(pipelines)):
         counts, kept = fullest_counts(columns.model, pipelines[place])
         own_held, own_flowing = held.codes[rows], flowing.codes[rows]
         by_moment = [_times(still, counts, own_held) + _times(moving, counts, own_flowing) for still, moving in moments]
         by_stage = np.maximum(*by_moment)
         top = by_stage.argmax(axis=1)
-        memory[rows] = by_stage[np.arange(len(top)), top]
+        every = np.arange(len(top))
+        memory[rows] = by_stage[every, top]
         stage[rows] = np.array(kept)[top]
-    return memory, stage
+        passing[rows] = memory[rows] - _times(steady, counts, own_held)[every, top]
+    return memory, stage, passing
 
 
 def _times(table: Floats, counts: Floats, rows: Codes) -> Floats:

@@ -14,8 +14,11 @@ GIB = 2**30
 
 LOSS_BYTES = {"unfused": 4, "native": 4, "te": 0, "torch": 12}
 """Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
-(tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py), nothing in place (Transformer Engine, cross_entropy.py), or fp32
-logits, log-softmax and gradient (torch.nn.functional.cross_entropy)."""
+(tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py), nothing in place (Transformer Engine, cross_entropy.py), or
+log-softmax and two gradients in fp32 (torch.nn.functional.cross_entropy)."""
+
+PARALLEL_LOSS_BYTES = 4
+"""The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
 
 FLASH_ATTENTION_ARCH = 8
 """Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py get_attention_backend)."""
@@ -39,12 +42,12 @@ NCCL_GIB_PER_GROUP = 0.2
 FRAGMENTATION = 0.02
 """Reserved but unused share of what is allocated, expected."""
 
-FRAGMENTATION_UPPER = 0.05
+FRAGMENTATION_UPPER = 0.03
 """The same, at most, where activations are freed in the order in which they came."""
 
 FRAGMENTATION_UPPER_INTERLEAVED = 0.35
 """The same with the interleaved schedule and fixed segments, where micro-batches of several chunks are freed between others: runs with
-59 GiB allocated fail on 80 GB boards and run with expandable segments (Megatron-Bridge)."""
+59 GiB allocated fail on 80 GB boards and run with expandable segments (Megatron-Bridge). Never more than what comes and goes."""
 
 FRAGMENTATION_UPPER_EXPANDABLE = 0.03
 """The same with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PyTorch documentation, CUDA semantics, memory)."""

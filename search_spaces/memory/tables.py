@@ -32,6 +32,9 @@ MOMENTS = np.array([[name != "optimizer_step" for name in COMPONENTS], [name not
 """Which components there are while activations are fullest, and while the optimiser steps, (2, components)."""
 
 
+HELD_ALWAYS = np.array([name in {"weights", "gradients", "optimizer"} for name in COMPONENTS])
+"""Which components are held all the time, (components,)."""
+
 
 def held_bytes(columns: Columns, kernels: Kernels, rows: int) -> Floats:
     """Bytes of weights, gradients and optimiser state per feature, (rows, components, features)."""

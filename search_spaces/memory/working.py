@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from search_spaces.columns import Columns
-from search_spaces.memory.kernels import LOSS_BYTES, Kernels
+from search_spaces.memory.kernels import LOSS_BYTES, PARALLEL_LOSS_BYTES, Kernels
 from search_spaces.memory.sizes import Sizes
 
 Floats = npt.NDArray[np.float64]
@@ -15,18 +15,18 @@ Floats = npt.NDArray[np.float64]
 def head_working_bytes(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:
     """The larger of two moments at the end of the model.
 
-    The loss holds the logits in their own type and what `LOSS_BYTES` adds. The output layer's backward pass holds
-    the logits' gradient, the gathered input and the weight's gradient, which fused accumulation leaves empty but allocates
-    (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication.backward).
+    The loss holds the logits in their own type and what `LOSS_BYTES` adds. The output layer's backward pass holds the logits'
+    gradient and the weight's, which fused accumulation leaves empty but allocates. The buffer of the gathered input stays
+    (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication, utils.py GlobalMemoryBuffer).
     """
     vocabulary = _vocabulary(columns)
     logits = size.tokens * vocabulary
     weight = vocabulary * size.hidden * size.element
     if kernels.cross_entropy == "chunked":
         return weight + _gathered(size)
-    loss = logits * (size.element + LOSS_BYTES[kernels.cross_entropy])
-    backward = logits * size.element + weight + _gathered(size)
-    return np.maximum(loss, backward)
+    parallel = PARALLEL_LOSS_BYTES * (size.tp > 1) if kernels.cross_entropy == "torch" else 0
+    loss = logits * (size.element + LOSS_BYTES[kernels.cross_entropy] + parallel)
+    return np.maximum(loss, logits * size.element + weight) + _gathered(size)
 
 
 def _vocabulary(columns: Columns) -> Floats:
