@@ -27,7 +27,7 @@ from search_spaces.memory.kernels import (
 )
 from search_spaces.memory.stages import Pipeline, fullest_counts
 from search_spaces.memory.table import MemoryTable, Parts, Verdict
-from search_spaces.memory.tables import COMPONENTS, HELD_ALWAYS, MOMENTS, flowing_bytes, held_bytes
+from search_spaces.memory.tables import COMPONENTS, HELD_ALWAYS, MOMENTS, ON_HOST, flowing_bytes, held_bytes
 
 __all__ = ["COMPONENTS", "Kernels", "MemoryTable", "Verdict", "estimate"]
 
@@ -60,6 +60,7 @@ def estimate(columns: Columns, kernels: Kernels | None = None) -> MemoryTable:
         device_gib=memory * (1 + FRAGMENTATION) + context,
         upper_gib=highest * (1 + MODEL_ERROR_UPPER) + np.minimum(highest * margin, passing) + context,
         stage=stage,
+        host_gib=_host(columns, pipelines, codes, held_parts),
         context_gib=context,
         _model=columns.model,
         _pipelines=pipelines,
@@ -87,6 +88,16 @@ def _fullest(
         stage[rows] = np.array(kept)[top]
         passing[rows] = memory[rows] - _times(steady, counts, own_held)[every, top]
     return memory, stage, passing
+
+
+def _host(columns: Columns, pipelines: list[Pipeline], codes: Codes, held: Parts) -> Floats:
+    """GiB that a rank keeps in the host's memory, on the stage that keeps most."""
+    offloaded, found = _sum(held, ON_HOST), np.zeros(len(codes))
+    if offloaded.any():
+        for place, rows in _groups(codes, len(pipelines)):
+            counts, _ = fullest_counts(columns.model, pipelines[place])
+            found[rows] = _times(offloaded, counts, held.codes[rows]).max(axis=1)
+    return found
 
 
 def _times(table: Floats, counts: Floats, rows: Codes) -> Floats:

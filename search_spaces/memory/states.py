@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float64]
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
+HOST_BYTES = 16.0
+"""Parameter, both moments and gradient in fp32 (optimizer/cpu_offloading/hybrid_optimizer.py HybridDeviceOptimizer)."""
+
 KNOBS = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -53,6 +56,7 @@ class States(NamedTuple):
         gradient: Of its gradient.
         optimizer: Of its optimiser state.
         step: What the optimiser step holds for a moment.
+        host: What the host holds of it where the optimiser is offloaded.
         unsharded: Of a parameter of the layers that FSDP has gathered.
     """
 
@@ -61,6 +65,7 @@ class States(NamedTuple):
     gradient: Floats
     optimizer: Floats
     step: Floats
+    host: Floats
     unsharded: Floats
 
 
@@ -88,6 +93,7 @@ def states(columns: Columns, kernels: Kernels, *, experts: bool) -> States:
         gradient=gradient / np.where(gradients_sharded, replicas, 1),
         optimizer=optimizer * _kept_on_gpu(columns),
         step=step * _kept_on_gpu(columns),
+        host=HOST_BYTES * (1 - _kept_on_gpu(columns)) / shards,
         unsharded=np.where(weights_sharded, plain, 0) + np.where(gradients_sharded, gradient, 0),
     )
 

@@ -41,6 +41,7 @@ class MemoryTable:
         device_gib: What the GPU is expected to hold: that, what the allocator holds unused, the CUDA context and NCCL, (rows,).
         upper_gib: Upper bound of what the GPU holds, (rows,): full experts, fragmentation, this model's own error.
         stage: The fullest stage, (rows,).
+        host_gib: What a rank keeps in the host's memory: offloaded optimiser state, (rows,).
         context_gib: CUDA context and NCCL, (rows,).
     """
 
@@ -48,6 +49,7 @@ class MemoryTable:
     device_gib: Floats
     upper_gib: Floats
     stage: Codes
+    host_gib: Floats
     context_gib: Floats
     _model: ModelSpec
     _pipelines: list[Pipeline]
@@ -70,7 +72,7 @@ class MemoryTable:
     def by_component(self, row: int, stage: int | None = None) -> dict[str, float]:
         """GiB by component on a stage, the fullest if none is named; the components add up to `device_gib` there."""
         parts = self._components(row)[:, self.stage[row] if stage is None else stage]
-        named = dict(zip(COMPONENTS, parts.tolist(), strict=True))
+        named = {name: gib for name, gib in zip(COMPONENTS, parts.tolist(), strict=True) if name != "host"}
         return {**named, "fragmentation": float(parts.sum() * FRAGMENTATION), "context": float(self.context_gib[row])}
 
     def decides(self, row: int) -> tuple[str, int]:

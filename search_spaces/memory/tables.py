@@ -22,18 +22,26 @@ from search_spaces.memory.states import States, states
 
 Floats = npt.NDArray[np.float64]
 
-COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "working", "communication", "workspace", "optimizer_step")
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "working", "communication", "workspace", "optimizer_step", "host")
 """Parts of what torch allocates. `working` is what one layer's backward pass needs for a moment, `optimizer_step` what the step needs
-when there are no activations: a stage's peak has one or the other."""
+when there are no activations: a stage's peak has one or the other. `host` is memory of the host, not of the GPU."""
 
 FP32 = 4.0
 PLACE = {name: place for place, name in enumerate(COMPONENTS)}
-MOMENTS = np.array([[name != "optimizer_step" for name in COMPONENTS], [name not in {"activations", "logits", "working"} for name in COMPONENTS]])
+MOMENTS = np.array(
+    [
+        [name not in {"optimizer_step", "host"} for name in COMPONENTS],
+        [name not in {"activations", "logits", "working", "host"} for name in COMPONENTS],
+    ]
+)
 """Which components there are while activations are fullest, and while the optimiser steps, (2, components)."""
 
 
 HELD_ALWAYS = np.array([name in {"weights", "gradients", "optimizer"} for name in COMPONENTS])
 """Which components are held all the time, (components,)."""
+
+ON_HOST = np.array([name == "host" for name in COMPONENTS])
+"""Which component is memory of the host, (components,)."""
 
 
 def held_bytes(columns: Columns, kernels: Kernels, rows: int) -> Floats:
@@ -59,6 +67,7 @@ def _hold(table: Floats, feature: str, count: npt.NDArray[np.int64], state: Stat
     table[:, PLACE["gradients"], place] += count * state.gradient
     table[:, PLACE["optimizer"], place] += count * state.optimizer
     table[:, PLACE["optimizer_step"], place] += count * state.step
+    table[:, PLACE["host"], place] += count * state.host
 
 
 def _gathered(columns: Columns, count: Parameters, attention: States, expert: States) -> Floats:
