@@ -7,7 +7,7 @@ million candidates costs a few thousand evaluations.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +55,7 @@ def project(columns: Columns, knobs: Iterable[str]) -> Factor:
     return Factor(projected, len(first), codes if len(codes) == length else np.zeros(length, dtype=np.intp))
 
 
-def distinct_rows(fields: Iterable[npt.NDArray[np.int64]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+def distinct_rows(fields: Iterable[npt.NDArray[Any]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """A row for each distinct combination of some whole numbers, and each row's place among the combinations."""
     key, size = np.zeros(1, dtype=np.int64), 1
     for field in fields:

@@ -21,7 +21,7 @@ PARALLEL_LOSS_BYTES = 4
 """The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
 
 FLASH_ATTENTION_ARCH = 8
-"""Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py get_attention_backend)."""
+"""Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py)."""
 
 STEP_GRADIENT_BYTES_IN_CODE = 4.0
 """The fp32 copy of a bf16 gradient (optimizer/distrib_optimizer.py _copy_model_grads_to_main_grads)."""
@@ -37,7 +37,7 @@ CONTEXT_GIB = 0.6
 """CUDA context with loaded kernels, outside torch's allocator: 0.4 to 0.7 GiB (PyTorch documentation, CUDA semantics, memory)."""
 
 NCCL_GIB_PER_GROUP = 0.2
-"""Channels and buffers of one NCCL communicator: 4 MiB for each of up to 24 channels and 2 directions (NCCL user guide, NCCL_BUFFSIZE)."""
+"""Buffers of one NCCL communicator: 4 MiB for each of up to 24 channels and 2 directions (NCCL user guide, NCCL_BUFFSIZE)."""
 
 FRAGMENTATION = 0.02
 """Reserved but unused share of what is allocated, expected."""
@@ -46,8 +46,8 @@ FRAGMENTATION_UPPER = 0.03
 """The same, at most, where activations are freed in the order in which they came."""
 
 FRAGMENTATION_UPPER_INTERLEAVED = 0.35
-"""The same with the interleaved schedule and fixed segments, where micro-batches of several chunks are freed between others: runs with
-59 GiB allocated fail on 80 GB boards and run with expandable segments (Megatron-Bridge). Never more than what comes and goes."""
+"""The same with the interleaved schedule and fixed segments, where micro-batches of several chunks are freed between others: runs
+with 59 GiB allocated fail on 80 GB boards and run with expandable segments (Megatron-Bridge). At most what comes and goes."""
 
 FRAGMENTATION_UPPER_EXPANDABLE = 0.03
 """The same with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PyTorch documentation, CUDA semantics, memory)."""
@@ -70,7 +70,7 @@ class Kernels:
         flash_attention: Whether a fused attention kernel exists; without, the score matrix is stored.
         hidden_dropout: Whether dropout masks of the hidden states are kept.
         attention_dropout: Whether an unfused attention keeps dropout masks.
-        grad_reduce_in_fp32: Whether gradients are kept in fp32 (Megatron-LM's --accumulate-allreduce-grads-in-fp32, its default for bf16).
+        grad_reduce_in_fp32: Whether gradients are kept in fp32, Megatron-LM's default for bf16.
         gradient_accumulation_fusion: Whether matrix products add into the gradient buffer; they then return empty dummies.
         fp8_transpose_cache: Whether FP8 weights are kept transposed, too.
         balanced_experts: Whether every expert gets the same number of tokens.

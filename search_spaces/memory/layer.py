@@ -1,7 +1,7 @@
 """What one layer keeps for its backward pass with Transformer Engine on a GPU, tensor by tensor.
 
-After Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to 6, with what has changed
-since: grouped queries, SwiGLU, fused attention and norms, experts, multi-latent attention, FP8. Each storage is counted once.
+After Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to 6, with what has
+changed since: grouped queries, SwiGLU, fused attention and norms, experts, multi-latent attention, FP8. A storage counts once.
 The forward passes are megatron-core's transformer_layer.py, attention.py, multi_latent_attention.py, mlp.py and moe/, and
 Transformer Engine's layernorm_linear.py, linear.py and grouped_linear.py. The local layers of a CPU are in `local_layer`.
 """
@@ -69,9 +69,9 @@ def _attention(columns: Columns, size: Sizes, kernels: Kernels, recompute: bool)
 def _core(columns: Columns, size: Sizes, kernels: Kernels, recompute: bool) -> Floats:
     """What the attention kernel keeps besides its inputs and output.
 
-    A fused kernel keeps one fp32 number per row of scores (Dao et al., FlashAttention-2). An unfused one keeps the softmax, and with
-    dropout its mask and result: 5 a s^2 b (Korthikanti et al., section 4). Exchanging heads over context parallel ranks keeps the
-    output of the kernel beside that of the exchange (context_parallel.py AttnFuncWithCPAndQKVOA2A).
+    A fused kernel keeps one fp32 number per row of scores (Dao et al., FlashAttention-2). An unfused one keeps the softmax, and
+    with dropout its mask and result: 5 a s^2 b (Korthikanti et al., section 4). Exchanging heads over context parallel ranks keeps
+    the output of the kernel beside that of the exchange (context_parallel.py AttnFuncWithCPAndQKVOA2A).
     """
     rows = size.heads * size.sequence * size.tokens
     scores = rows * (size.element + ((1 + size.element) if kernels.attention_dropout else 0))
@@ -82,7 +82,7 @@ def _core(columns: Columns, size: Sizes, kernels: Kernels, recompute: bool) -> F
     exchanged = (columns.cp > 1) & columns.holds("cp_comm_type", "a2a")
     doubled = columns.equals("fp8_recipe", "delayed") & columns.given("fp8_format")
     output = size.values if size.model.multi_latent_attention else size.query
-    return kept + size.tokens * output * (size.element * exchanged + doubled)
+    return np.asarray(kept + size.tokens * output * (size.element * exchanged + doubled))
 
 
 def _latent_attention(columns: Columns, size: Sizes, kernels: Kernels, recompute: bool) -> Floats:

@@ -6,7 +6,7 @@ What differs from fused kernels (`layer`), each seen in what autograd saves:
   (transformer/dot_product_attention.py, fusions/fused_softmax.py forward_torch_softmax).
 * RMSNorm is composed of single operations and keeps its input and its normalised input in fp32; LayerNorm keeps its input.
 * Rotary embedding keeps sine and cosine once for queries and once for keys (models/common/embeddings/rope_utils.py).
-* SwiGLU keeps both halves, their activation, the shifted second half and the product (mlp.py glu), experts the weighted product, too.
+* SwiGLU keeps both halves, the activation of one, the shifted other and the product (mlp.py glu); experts the weighted product.
 * The loss keeps an fp32 softmax of the logits (tensor_parallel/cross_entropy.py).
 """
 
@@ -30,9 +30,9 @@ def local_layer_bytes(columns: Columns, size: Sizes, *, moe: bool, recompute: bo
     recomputed = _recomputed(columns, "layernorm", recompute)
     norms = 2 * np.where(recomputed, hidden, hidden + norm_bytes(size, size.local, size.hidden))
     if moe:
-        return kept + norms + _experts(columns, size, recompute)
+        return np.asarray(kept + norms + _experts(columns, size, recompute))
     products = _products(size, size.tokens, size.model.ffn_size / size.tp)
-    return kept + norms + products * (1 - _recomputed(columns, "mlp", recompute))
+    return np.asarray(kept + norms + products * (1 - _recomputed(columns, "mlp", recompute)))
 
 
 def norm_bytes(size: Sizes, tokens: Floats, width: int) -> Floats:
@@ -71,8 +71,10 @@ def _attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     core = _recomputed(columns, "core_attn", recompute)
     normed, views = _query_key_norms(size, grouped)
     whole = token * _projection(size)
-    repeated = token * size.query + np.where(core, token * size.keys * fresh, 2 * token * size.query)
-    repeated = repeated + np.where(core | views, whole, 0.0)
+    in_place = grouped & (size.groups <= 1) & (size.batch == 1) & (not fresh)  # heads of one group lie side by side
+    queries = np.where(in_place, 0.0, token * size.query)
+    repeated = queries + np.where(core, token * size.keys * fresh, 2 * token * size.query)
+    repeated = repeated + np.where(core | views | in_place, whole, 0.0)
     kept = np.where(grouped, repeated, whole + token * (size.query + size.keys) * fresh)
     waves = 4 * size.sequence * size.element * (size.query / size.heads) if rotary else 0.0
     return kept + normed + waves + _scores(size) * (1 - core) + token * size.query
@@ -88,27 +90,27 @@ def _projection(size: Sizes) -> Floats:
 def _query_key_norms(size: Sizes, grouped: Bools) -> tuple[Floats, Bools]:
     """What the norms of queries and keys keep, and whether they keep views of the projection.
 
-    A norm that does not convert its input keeps it as it is: keys are a view of the projection, queries one without groups.
+    A norm that does not convert its input keeps it as it is: keys are a view of the projection, queries unless there are groups.
     """
     model = size.model
     if not model.qk_layernorm:
         return 0.0 * size.local, np.zeros_like(size.sequence_parallel)
     channels = int(model.kv_channels or model.hidden_size // model.num_attention_heads)
     kept = norm_bytes(size, size.tokens * size.heads, channels) + norm_bytes(size, size.tokens * size.groups, channels)
-    viewed = size.tokens * size.element * (size.keys + np.where(grouped, 0.0, size.query))
+    viewed = size.tokens * size.element * (size.keys + np.where(grouped & (size.groups > 1), 0.0, size.query))
     views = _keeps_input(size)
     return kept - np.where(views, viewed, 0.0), views
 
 
 def _keeps_input(size: Sizes) -> Bools:
     """Where a norm keeps its input itself, not a copy in fp32."""
-    return (size.element == STATISTIC) | (size.model.normalization == "LayerNorm")
+    return np.asarray((size.element == STATISTIC) | (size.model.normalization == "LayerNorm"))
 
 
 def _scores(size: Sizes) -> Floats:
     """Softmax in fp32, and in the activations' type where that is another."""
     rows = size.heads * size.sequence * size.tokens
-    return rows * (STATISTIC + np.where(size.element < STATISTIC, size.element, 0.0))
+    return np.asarray(rows * (STATISTIC + np.where(size.element < STATISTIC, size.element, 0.0)))
 
 
 def _latent_attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
@@ -146,7 +148,7 @@ def _experts(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     inputs = size.routed * size.hidden * size.element
     products = _products(size, size.routed, model.expert_ffn_size / size.etp, weighted=1)
     shared = model.moe_shared_expert_intermediate_size
-    beside = 0.0
+    beside = 0.0 * products
     if shared:
         beside = _products(size, size.tokens, shared / size.tp) * (1 - _recomputed(columns, "shared_experts", recompute))
     return (router + inputs + products + beside) * (1 - _recomputed(columns, "moe", recompute))

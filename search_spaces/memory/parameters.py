@@ -36,7 +36,7 @@ class Parameters(NamedTuple):
 
 
 def parameters(columns: Columns, kernels: Kernels) -> Parameters:
-    """Parameters by kind of layer (attention.py, multi_latent_attention.py, mlp.py, moe/router.py, moe/experts.py, gpt_model.py)."""
+    """Parameters by kind of layer (megatron.core.transformer and models/gpt/gpt_model.py, named at each part below)."""
     model, tp = columns.model, columns.tp
     around = _attention(columns, kernels) + 2 * _norm(model, model.hidden_size)
     dense = around + _mlp(model, model.ffn_size, tp)

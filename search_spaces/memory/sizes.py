@@ -65,7 +65,7 @@ class Sizes:
     model: ModelSpec
     sequence: Ints
     batch: Ints
-    tokens: Ints
+    tokens: Floats
     local: Floats
     hidden: int
     tp: Ints
@@ -85,7 +85,7 @@ def sizes(columns: Columns) -> Sizes:
     """The sizes of each row of a table."""
     model, tp = columns.model, columns.tp
     sequence = columns.workload.seq_length // columns.cp
-    tokens = sequence * columns.mbs
+    tokens = (sequence * columns.mbs).astype(np.float64)
     parallel = columns.sp & (tp > 1)
     local = tokens / np.where(parallel, tp, 1)
     element = np.where(columns.equals("precision", "fp32"), 4.0, 2.0)
@@ -117,8 +117,10 @@ def sizes(columns: Columns) -> Sizes:
 
 
 def _routed(columns: Columns, local: Floats) -> Floats:
-    """Tokens that arrive at a rank's experts: each of its own goes to top-k experts, and as many come back from others; expert
-    tensor parallel ranks see each other's (moe/token_dispatcher.py). A capacity cuts or pads them (moe_utils.py get_capacity).
+    """Tokens that arrive at a rank's experts.
+
+    Each of its own goes to top-k experts, and as many come from others; expert tensor parallel ranks see each other's
+    (moe/token_dispatcher.py). A capacity cuts or pads them (moe_utils.py get_capacity).
     """
     model = columns.model
     if model.num_experts is None:

@@ -40,9 +40,9 @@ FEATURES = (
     "head_moe",
     "head_both",
 )
-"""Counts that describe a stage: what it holds (one of everything, layers, embedding and output matrices, the loss, the final norm, MTP layers), what
-of it is in flight (layers kept whole, layers of which only the input is kept, embeddings, MTP layers), and, exactly one of
-six, which working set it needs (layers with or without experts or both, with or without the loss)."""
+"""Counts that describe a stage: what it holds (one of everything, layers, embedding and output matrices, the loss, the final norm,
+MTP layers), what of it is in flight (layers kept whole, layers of which only the input is kept, embeddings, MTP layers), and,
+exactly one of six, which working set it needs (layers with or without experts or both, with or without the loss)."""
 
 INDEX = {name: place for place, name in enumerate(FEATURES)}
 
@@ -108,18 +108,20 @@ class Pipeline:
 
 def pipelines(columns: Columns) -> tuple[list[Pipeline], Ints]:
     """The distinct pipelines of a table, and which of them each row has."""
-    fields, layouts = _fields(columns)
-    first, codes = distinct_rows(fields)
+    layout = columns.column("pipeline_model_parallel_layout")
+    length = (rows_of(columns),)
+    spread = {name: np.broadcast_to(field, length) for name, field in _fields(columns).items()}
+    layouts = np.broadcast_to(layout.codes, length)
+    first, codes = distinct_rows([layouts, *spread.values()])
     found = []
     for row in first:
-        values = [int(field[row]) for field in fields]
-        layout = layouts[values[4]]
-        found.append(Pipeline(*values[:4], layout, *values[5:]))
+        numbers = {name: int(field[row]) for name, field in spread.items()}
+        found.append(Pipeline(layout=layout.values[layouts[row]], **numbers))
     return found, codes
 
 
-def _fields(columns: Columns) -> tuple[list[Ints], tuple[Any, ...]]:
-    """The fields of `Pipeline` as whole numbers, one array each, and the layouts that one of them counts."""
+def _fields(columns: Columns) -> dict[str, Any]:
+    """The fields of `Pipeline` that are whole numbers, one array each."""
     pp, per_chunk = columns.pp, columns.number("num_layers_per_virtual_pipeline_stage")
     by_layers = np.where(per_chunk > 0, columns.model.num_layers // np.maximum(pp * per_chunk, 1), 0)
     chunks = np.where(pp > 1, np.maximum(np.maximum(columns.vpp, by_layers), 1), 1)
@@ -128,23 +130,20 @@ def _fields(columns: Columns) -> tuple[list[Ints], tuple[Any, ...]]:
     most = np.where(chunks > 1, chunks * group + 2 * pp + group, pp)
     full = columns.equals("recompute_granularity", "full")
     method = np.where(full, np.where(columns.equals("recompute_method", "block"), BLOCK, UNIFORM), NOTHING)
-    layout = columns.column("pipeline_model_parallel_layout")
-    fields: list[Any] = [
-        pp,
-        chunks,
-        np.minimum(np.maximum(columns.micro_batches, 1), most),
-        group,
-        layout.codes,
-        columns.number("decoder_first_pipeline_num_layers"),
-        columns.number("decoder_last_pipeline_num_layers"),
-        columns.flag("account_for_embedding_in_pipeline_split"),
-        columns.flag("account_for_loss_in_pipeline_split"),
-        method,
-        np.where(full, np.maximum(columns.number("recompute_num_layers"), 1), 1),
-        columns.number("cpu_offloading_num_layers"),
-        columns.flag("overlap_moe_expert_parallel_comm"),
-    ]
-    return [np.broadcast_to(field, (rows_of(columns),)).astype(np.int64) for field in fields], layout.values
+    return {
+        "stages": pp,
+        "chunks": chunks,
+        "micro_batches": np.minimum(np.maximum(columns.micro_batches, 1), most),
+        "group": group,
+        "first": columns.number("decoder_first_pipeline_num_layers"),
+        "last": columns.number("decoder_last_pipeline_num_layers"),
+        "embedding_counts": columns.flag("account_for_embedding_in_pipeline_split"),
+        "loss_counts": columns.flag("account_for_loss_in_pipeline_split"),
+        "recompute": method,
+        "recompute_layers": np.where(full, np.maximum(columns.number("recompute_num_layers"), 1), 1),
+        "offloaded": columns.number("cpu_offloading_num_layers"),
+        "extra_warm_up": columns.flag("overlap_moe_expert_parallel_comm"),
+    }
 
 
 @lru_cache(maxsize=65536)
@@ -231,7 +230,8 @@ def in_flight(pipeline: Pipeline, stage: int) -> list[int]:
     block = forward // (pipeline.group * pipeline.chunks)
     size = np.minimum(pipeline.group, pipeline.micro_batches - block * pipeline.group)
     chunk = (forward - block * pipeline.group * pipeline.chunks) // np.maximum(size, 1)
-    return np.bincount(chunk, minlength=pipeline.chunks).tolist()
+    counts: list[int] = np.bincount(chunk, minlength=pipeline.chunks).tolist()
+    return counts
 
 
 def _stage(model: ModelSpec, pipeline: Pipeline, chunks: Sequence[Chunk], flights: list[int], stage: int) -> Counts:
@@ -259,7 +259,7 @@ def _stage(model: ModelSpec, pipeline: Pipeline, chunks: Sequence[Chunk], flight
 
 
 def _kept(pipeline: Pipeline, layers: tuple[bool, ...]) -> tuple[tuple[bool, ...], int]:
-    """Layers whose activations are kept whole, and how many inputs of recomputed units (transformer_block.py _checkpointed_forward)."""
+    """Layers kept whole, and how many inputs of recomputed units (transformer_block.py _checkpointed_forward)."""
     if pipeline.recompute == UNIFORM:
         return (), -(-len(layers) // pipeline.recompute_layers)
     if pipeline.recompute == BLOCK:

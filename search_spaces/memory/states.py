@@ -1,8 +1,7 @@
 """Bytes that one parameter costs on a rank: its weight, its gradient and its share of the optimiser state.
 
-Megatron's own table (docs, distributed optimizer; training/theoretical_memory_usage.py compute_weight_and_optimizer_memory): bf16 with
-fp32 gradients takes 18 bytes, or 6 + 12/d with the distributed optimiser over d ranks; fp16 with fp16 gradients 20, or 4 + 16/d;
-fp32 16, or 8 + 8/d.
+Megatron's own table (docs, distributed optimizer; training/theoretical_memory_usage.py): bf16 with fp32 gradients takes 18 bytes,
+or 6 + 12/d with the distributed optimiser over d ranks; fp16 with fp16 gradients 20, or 4 + 16/d; fp32 16, or 8 + 8/d.
 """
 
 from __future__ import annotations
@@ -109,8 +108,9 @@ def _number(columns: Columns, knob: str, numbers: dict[str, int]) -> Floats:
 
 
 def _eight_bit_weight(columns: Columns, kernels: Kernels, plain: Floats) -> Floats:
-    """FP8 weights: one byte, another for the transposed copy (MXFP8 keeps both directions always); without fp8_param_gather they
-    are copies beside the bf16 weight (Transformer Engine, module/base.py get_weight_workspace; tensor/float8_tensor.py).
+    """Bytes of an FP8 weight: one, and another for the transposed copy, which MXFP8 always has.
+
+    Without fp8_param_gather they are copies beside the bf16 weight (Transformer Engine, module/base.py get_weight_workspace).
     """
     both = columns.equals("fp8_recipe", "mxfp8", "blockwise") | kernels.fp8_transpose_cache
     copies = 1.0 + both
@@ -125,21 +125,27 @@ def _gradient(columns: Columns, kernels: Kernels) -> Floats:
 
 
 def _optimizer(columns: Columns) -> Floats:
-    """Bytes of Adam's state for one parameter before sharding (optimizer/optimizer.py; optimizer_config.py precision-aware types, and
-    store_param_remainders: of an fp32 main parameter only the half that the bf16 weight lacks).
+    """Bytes of Adam's state for one parameter before sharding (optimizer/optimizer.py).
+
+    The precision-aware optimiser has its own types (optimizer_config.py), and of an fp32 main parameter keeps only the half that
+    the bf16 weight lacks (store_param_remainders).
     """
     aware = columns.flag("use_precision_aware_optimizer")
     moments = _number(columns, "exp_avg_dtype", BYTES) + _number(columns, "exp_avg_sq_dtype", BYTES)
     mixed = ~columns.equals("precision", "fp32")
-    remainder = columns.equals("precision", "bf16") & columns.equals("main_params_dtype", "fp32") & ~columns.flag("fp8_param_gather")
+    remainder = (
+        columns.equals("precision", "bf16") & columns.equals("main_params_dtype", "fp32") & ~columns.flag("fp8_param_gather")
+    )
     main = np.where(remainder, 2.0, _number(columns, "main_params_dtype", BYTES))
     main_gradient = np.where(columns.equals("precision", "fp16"), 4.0, 0.0)
     return np.where(aware, moments + main, 8.0 + np.where(mixed, 4.0 + main_gradient, 0.0))
 
 
 def _step(columns: Columns, kernels: Kernels, gradient: Floats) -> Floats:
-    """Bytes per parameter that the step makes before sharding: fp32 copies of moments in other types (Transformer Engine,
-    optimizers/fused_adam.py get_unscaled_state), or of the gradients where the optimiser takes fp32 ones.
+    """Bytes per parameter that the step makes before sharding.
+
+    They are fp32 copies of moments in other types (Transformer Engine, optimizers/fused_adam.py get_unscaled_state), or of the
+    gradients where the optimiser takes fp32 ones.
     """
     aware = columns.flag("use_precision_aware_optimizer")
     copies = 4.0 * (~columns.equals("exp_avg_dtype", "fp32")) + 4.0 * (~columns.equals("exp_avg_sq_dtype", "fp32"))

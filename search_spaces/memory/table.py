@@ -63,7 +63,7 @@ class MemoryTable:
     def verdict(self, capacity_gib: float) -> npt.NDArray[np.str_]:
         """Per row "fits", "at_risk" (its upper bound is above the capacity) or "does_not_fit" (its expectation is)."""
         risk = (self.upper_gib > capacity_gib).astype(int) + (self.device_gib > capacity_gib)
-        return np.array(VERDICTS)[risk]
+        return np.asarray(np.array(VERDICTS)[risk])
 
     def by_stage(self, row: int) -> Floats:
         """Allocated GiB of every pipeline stage of a row, (stages,)."""

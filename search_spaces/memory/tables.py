@@ -22,9 +22,20 @@ from search_spaces.memory.states import States, states
 
 Floats = npt.NDArray[np.float64]
 
-COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "working", "communication", "workspace", "optimizer_step", "host")
-"""Parts of what torch allocates. `working` is what one layer's backward pass needs for a moment, `optimizer_step` what the step needs
-when there are no activations: a stage's peak has one or the other. `host` is memory of the host, not of the GPU."""
+COMPONENTS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "logits",
+    "working",
+    "communication",
+    "workspace",
+    "optimizer_step",
+    "host",
+)
+"""Parts of what torch allocates. `working` is what one layer's backward pass needs for a moment, `optimizer_step` what the step
+needs when there are no activations: a stage's peak has one or the other. `host` is memory of the host, not of the GPU."""
 
 FP32 = 4.0
 PLACE = {name: place for place, name in enumerate(COMPONENTS)}
@@ -74,7 +85,7 @@ def _gathered(columns: Columns, count: Parameters, attention: States, expert: St
     """Whole parameters and gradients of the two largest units in use where FSDP shards them (fsdp/src, double buffers)."""
     moe = count.moe_layer * attention.unsharded + count.experts * expert.unsharded
     layer = np.maximum(count.dense_layer * attention.unsharded, moe if columns.model.is_moe else 0)
-    return np.maximum(2 * layer, layer + count.output * attention.unsharded)
+    return np.asarray(np.maximum(2 * layer, layer + count.output * attention.unsharded))
 
 
 def flowing_bytes(columns: Columns, kernels: Kernels, rows: int, *, upper: bool = False) -> Floats:
@@ -136,11 +147,12 @@ def _head(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:
 
 
 def _mtp(columns: Columns, size: Sizes, kernels: Kernels, layer: Floats) -> Floats:
-    """A prediction layer: a layer, the norms of both its inputs, their concatenation and a head of its own
-    (transformer/multi_token_prediction.py)."""
+    """A prediction layer: a layer, both its inputs and their norms, and a head (transformer/multi_token_prediction.py)."""
     hidden = size.local * size.hidden * size.element
     logits = size.tokens * columns.derive("tensor_model_parallel_size", columns.model.padded_vocab_size) / size.tp
-    kept = {"te": size.element, "chunked": 0.0}.get(kernels.cross_entropy, FP32)
+    kept = np.full_like(size.element, FP32)
+    if kernels.cross_entropy in ("te", "chunked"):
+        kept = size.element if kernels.cross_entropy == "te" else 0 * kept
     return layer + 6 * hidden + _head(columns, size, kernels) + (logits * kept if kernels.transformer_engine else 0.0)
 
 

@@ -48,7 +48,7 @@ def layer_working_bytes(size: Sizes, *, moe: bool) -> Floats:
     model = size.model
     gated = 2 if model.swiglu else 1
     width = model.ffn_size / size.tp
-    tokens = size.tokens.astype(np.float64)
+    tokens = size.tokens
     if moe:
         width, tokens = model.expert_ffn_size / size.etp, size.routed
     gradients = tokens * width * (size.element * (gated + 1) - size.stored)
@@ -57,7 +57,7 @@ def layer_working_bytes(size: Sizes, *, moe: bool) -> Floats:
 
 
 def dummy_gradient_bytes(size: Sizes, kernels: Kernels, *, moe: bool) -> Floats:
-    """One empty weight gradient per shape, which Transformer Engine keeps where accumulation is fused (module/base.py get_dummy_wgrad)."""
+    """One empty weight gradient per shape, kept by Transformer Engine with fused accumulation (module/base.py get_dummy_wgrad)."""
     if not (kernels.gradient_accumulation_fusion and kernels.transformer_engine):
         return 0.0 * size.element
     model = size.model

@@ -152,7 +152,9 @@ def _chunk(job: Job, config: TransformerConfig, index: int) -> GPTModel:
     spec = _layer_spec(config, stage)
     mtp = None
     if config.mtp_num_layers:
-        last = spec if spec.layer_specs else _with_norms(get_gpt_decoder_layer_specs(config, False, config.normalization)[-1], config)
+        last = (
+            spec if spec.layer_specs else _with_norms(get_gpt_decoder_layer_specs(config, False, config.normalization)[-1], config)
+        )
         mtp = get_gpt_mtp_block_spec(config, last, use_transformer_engine=False, vp_stage=stage)
         for layer in mtp.layer_specs if mtp else ():
             build._use_own_norm(layer.submodules, "enorm", "hnorm", "layer_norm")

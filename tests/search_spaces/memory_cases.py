@@ -23,9 +23,7 @@ def ask(question: str, cases: list[Case]) -> list[Any]:
     """megatron-core's answers, in a process of its own."""
     command = [sys.executable, "-m", "tests.search_spaces.megatron_oracle", question]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, env=environment, check=False
-    )
+    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     answers: list[Any] = json.loads(done.stdout)
     return answers

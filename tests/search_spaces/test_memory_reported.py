@@ -186,7 +186,7 @@ def table(case: Case, kernels: Kernels) -> MemoryTable:
     ],
 )
 def test_estimate_is_within(case: Case, kernels: Kernels, stage: int, low: float, high: float):
-    """What a source does not state is the nearest published configuration: sequence (B015), layers (B018), world size (B007-B013)."""
+    """What a source does not state is the nearest known configuration: sequence (B015), layers (B018), world size (B007-B013)."""
     assert low <= table(case, kernels).by_stage(0)[stage] <= high
 
 
@@ -270,7 +270,7 @@ def test_must_accept_what_a_margin_of_ten_percent_leaves_free():
 
 
 def test_offloaded_state_is_counted_on_the_host():
-    """B025: 7 B parameters whose optimiser is offloaded cost each rank 102 GB of the host's memory; eight ranks need more than 800."""
+    """B025: 7 B parameters whose optimiser is offloaded cost each rank 102 GB of the host's memory."""
     case = {**LLAMA_7B, "world_size": 8, "gbs": 64, "optimizer_cpu_offload": True}
     found = table(case, FUSED)
     assert found.host_gib[0] * 1.0737 == pytest.approx(102, rel=0.1)
@@ -297,8 +297,9 @@ def test_eight_bits_do_not_lower_memory_by_themselves():
 def test_experts_cost_activations():
     """B021: the stock formula has no term for them."""
     dense = {key: value for key, value in MIXTRAL.items() if "moe" not in key and key != "num_experts"}
-    assert table({**MIXTRAL, "gbs": 64}, FUSED).by_component(0)["activations"] > 1.3 * (
-        table({**dense, "gbs": 64}, FUSED).by_component(0)["activations"]
+    assert (
+        table({**MIXTRAL, "gbs": 64}, FUSED).by_component(0)["activations"]
+        > 1.3 * (table({**dense, "gbs": 64}, FUSED).by_component(0)["activations"])
     )
 
 
