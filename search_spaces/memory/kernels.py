@@ -12,10 +12,10 @@ from search_spaces.model import Workload
 
 GIB = 2**30
 
-LOSS_BYTES = {"unfused": 4, "native": 4, "te": 0, "torch": 12}
+LOSS_BYTES = {"unfused": 4, "native": 8, "te": 0, "torch": 12}
 """Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
-(tensor_parallel/cross_entropy.py, fusions/fused_cross_entropy.py), nothing in place (Transformer Engine, cross_entropy.py), or
-log-softmax and two gradients in fp32 (torch.nn.functional.cross_entropy)."""
+(tensor_parallel/cross_entropy.py), two where compiled functions cannot write into their input (fusions/fused_cross_entropy.py), none
+in place (Transformer Engine, cross_entropy.py), or log-softmax and two gradients in fp32 (torch.nn.functional.cross_entropy)."""
 
 PARALLEL_LOSS_BYTES = 4
 """The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
@@ -53,7 +53,7 @@ FRAGMENTATION_UPPER_EXPANDABLE = 0.03
 """The same with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PyTorch documentation, CUDA semantics, memory)."""
 
 MODEL_ERROR_UPPER = 0.03
-"""This model's own error on allocated bytes, from published peaks (docs/accuracy)."""
+"""This model's own error on allocated bytes, from published peaks (docs/memory.md)."""
 
 IMBALANCE_UPPER = 1.5
 """Tokens of the fullest expert rank over the mean where nothing balances them: measured peaks grow by 19 to 26 % over a run."""
@@ -65,8 +65,8 @@ class Kernels:
 
     Attributes:
         transformer_engine: Transformer Engine's layers (CUDA), else megatron-core's local ones (CPU).
-        cross_entropy: How the loss is computed: "unfused" and "native" make fp32 logits, "te" works in place on the logits' own
-            type, "torch" is torch's own loss on fp32 logits, "chunked" never has all logits at once.
+        cross_entropy: How the loss is computed: "unfused" makes fp32 logits, "native" twice, "te" works in place on the logits,
+            "torch" is torch's own loss on fp32 logits, "chunked" never has all logits at once.
         flash_attention: Whether a fused attention kernel exists; without, the score matrix is stored.
         hidden_dropout: Whether dropout masks of the hidden states are kept.
         attention_dropout: Whether an unfused attention keeps dropout masks.

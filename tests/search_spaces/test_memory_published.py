@@ -43,13 +43,20 @@ SIMUMAX = {
     "validation_core": "1",
 }
 
+BLANK = (
+    "moe_experts",
+    "moe_topk",
+    "moe_ffn",
+    "nvlink_domain",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "peak_mem_gb",
+    "workload",
+)
+
 
 def read(changes: dict[str, str] | None = None) -> PublishedRow:
-    blank = dict.fromkeys(
-        ["moe_experts", "moe_topk", "moe_ffn", "nvlink_domain", "step_time_s", "tokens_per_s_per_gpu", "peak_mem_gb", "workload"],
-        "",
-    )
-    return published_row({**blank, **SIMUMAX, **(changes or {})})
+    return published_row({**dict.fromkeys(BLANK, ""), **SIMUMAX, **(changes or {})})
 
 
 def test_a_row_becomes_a_workload_and_a_configuration():
