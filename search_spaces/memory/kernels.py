@@ -14,8 +14,8 @@ GIB = 2**30
 
 LOSS_BYTES = {"unfused": 4, "native": 8, "te": 0, "torch": 12}
 """Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
-(tensor_parallel/cross_entropy.py), two where compiled functions cannot write into their input (fusions/fused_cross_entropy.py), none
-in place (Transformer Engine, cross_entropy.py), or log-softmax and two gradients in fp32 (torch.nn.functional.cross_entropy)."""
+(tensor_parallel/cross_entropy.py), two where compiled functions do not write into their input (fusions/fused_cross_entropy.py),
+none in place (Transformer Engine, cross_entropy.py), or log-softmax and two gradients in fp32 (torch's cross_entropy)."""
 
 PARALLEL_LOSS_BYTES = 4
 """The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
@@ -99,5 +99,5 @@ class Kernels:
         return cls(
             transformer_engine=cuda,
             flash_attention=cuda and workload.settings.gpu_arch_major >= FLASH_ATTENTION_ARCH,
-            gradient_accumulation_fusion=workload.settings.gradient_accumulation_fusion,
+            gradient_accumulation_fusion=cuda,  # Megatron-LM's default
         )

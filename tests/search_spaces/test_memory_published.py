@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.accuracy_memory import accuracy
 from benchmarks.published import PublishedRow, even_layout, published_row, read_throughput
+from benchmarks.published_golden import read_golden
 from search_spaces.layout import parse_layout
 
 SIMUMAX = {
@@ -95,10 +96,13 @@ def test_published_peaks(shared: Path):
     rows, left_out = read_throughput(shared / "data" / "published" / "throughput.csv")
     assert len(rows) > 400
     assert all(left_out.values())
-    report, _ = accuracy(rows)
+    golden, _ = read_golden(shared / "data" / "published" / "megatron_golden.csv")
+    assert len(golden) > 150
+    report, _ = accuracy(rows + golden)
     error = {group["source"]: group["mape"] for group in report["groups"] if group["mode"] == "shipped"}
     assert error["simumax-b200"] <= 0.03
     assert error["megatron-golden"] <= 0.08
+    assert error["megatron-golden-ci"] <= 0.08
     assert error["megatron-bridge-skills"] <= 0.08
     assert report["oom"]["oom_called"] >= len(report["oom"]["oom_rows"]) - 1
     assert report["oom"]["ran_does_not_fit"] <= 0.02
