@@ -46,13 +46,18 @@ def _recomputed(columns: Columns, module: str, recompute: bool) -> Bools:
 
 
 def _norms(columns: Columns, size: Sizes, kernels: Kernels, recompute: bool, moe: bool) -> Floats:
-    """Both norms' inputs (the residual stream) and outputs (inputs of the next product), their statistics and dropout masks."""
-    statistics = STATISTIC * (2 if size.model.normalization == "LayerNorm" else 1)
-    inputs = 2 * size.local * (size.hidden * size.element + statistics)
-    fused = not moe and not size.model.multi_latent_attention
-    attention_output = size.stored if fused else size.element
-    mlp_output = size.element + (size.stored if moe and size.model.moe_shared_expert_intermediate_size else 0) * (size.stored < 2)
-    outputs = size.local * size.hidden * (attention_output + (mlp_output if moe else size.stored))
+    """Both norms' inputs (the residual stream) and outputs (inputs of the next product), their statistics and dropout masks.
+
+    In FP8 a product keeps its input in one byte, but multi-latent projections and the router share the norm's own output.
+    """
+    model = size.model
+    inputs = 2 * size.local * (size.hidden * size.element + STATISTIC * (2 if model.normalization == "LayerNorm" else 1))
+    attention_output = size.element if model.multi_latent_attention else size.stored
+    mlp_output = size.stored
+    if moe:
+        shared = (size.stored < size.element) & (model.moe_shared_expert_intermediate_size is not None)
+        mlp_output = size.element + size.stored * shared
+    outputs = size.local * size.hidden * (attention_output + mlp_output)
     masks = 2 * size.local * size.hidden if kernels.hidden_dropout else 0.0
     return inputs + outputs * (1 - _recomputed(columns, "layernorm", recompute)) + masks
 
