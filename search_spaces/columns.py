@@ -50,6 +50,10 @@ class Columns:
         """A table of one row."""
         return cls(workload, {}, config)
 
+    def with_columns(self, columns: Mapping[str, Column]) -> Columns:
+        """Another table of the same workload and defaults."""
+        return Columns(self.workload, columns, self._defaults)
+
     # Values of a knob -------------------------------------------------------------------------------------------------------
 
     def column(self, knob: str) -> Column:

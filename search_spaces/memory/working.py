@@ -1,0 +1,80 @@
+"""Memory that is needed for a moment only: around the loss, and while one layer runs backward."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from search_spaces.columns import Columns
+from search_spaces.memory.kernels import LOSS_BYTES, PARALLEL_LOSS_BYTES, Kernels
+from search_spaces.memory.sizes import Sizes
+
+Floats = npt.NDArray[np.float64]
+
+
+def head_working_bytes(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:
+    """The larger of two moments at the end of the model.
+
+    The loss holds the logits in their own type and what `LOSS_BYTES` adds. The output layer's backward pass holds the logits'
+    gradient and the weight's, which fused accumulation leaves empty but allocates. The buffer of the gathered input stays
+    (tensor_parallel/layers.py LinearWithGradAccumulationAndAsyncCommunication, utils.py GlobalMemoryBuffer).
+    """
+    vocabulary = _vocabulary(columns)
+    logits = size.tokens * vocabulary
+    weight = vocabulary * size.hidden * size.element
+    if kernels.cross_entropy == "chunked":
+        return weight + _gathered(size)
+    parallel = PARALLEL_LOSS_BYTES * (size.tp > 1) if kernels.cross_entropy == "torch" else 0
+    loss = logits * (size.element + LOSS_BYTES[kernels.cross_entropy] + parallel)
+    return np.maximum(loss, logits * size.element + weight) + _gathered(size)
+
+
+def _vocabulary(columns: Columns) -> Floats:
+    """Rows of the output matrix on a rank."""
+    return columns.derive("tensor_model_parallel_size", columns.model.padded_vocab_size) / columns.tp
+
+
+def _gathered(size: Sizes) -> Floats:
+    """A whole sequence gathered from the sequence parallel ranks."""
+    return np.where(size.sequence_parallel, size.tokens * size.hidden * size.element, 0.0)
+
+
+def layer_working_bytes(size: Sizes, *, moe: bool) -> Floats:
+    """Gradients alive while the widest part of a layer runs backward, less what it has freed.
+
+    At the activation function these are the gradients of its output and input and of the residual stream, while the input of the
+    second product is already free.
+    """
+    model = size.model
+    gated = 2 if model.swiglu else 1
+    width = model.ffn_size / size.tp
+    tokens = size.tokens
+    if moe:
+        width, tokens = model.expert_ffn_size / size.etp, size.routed
+    gradients = tokens * width * (size.element * (gated + 1) - size.stored)
+    permuted = 2 * size.routed * size.hidden * size.element if moe else 0.0
+    return gradients + 2 * size.local * size.hidden * size.element + _gathered(size) + permuted
+
+
+def dummy_gradient_bytes(size: Sizes, kernels: Kernels, *, moe: bool) -> Floats:
+    """One empty weight gradient per shape, kept by Transformer Engine with fused accumulation (module/base.py get_dummy_wgrad)."""
+    if not (kernels.gradient_accumulation_fusion and kernels.transformer_engine):
+        return 0.0 * size.element
+    model = size.model
+    gated = 2 if model.swiglu else 1
+    attention = size.hidden * (size.query + size.keys + size.values + size.query)
+    if model.multi_latent_attention:
+        latents = model.kv_lora_rank * size.heads * (model.qk_head_dim + model.v_head_dim) + size.values * size.hidden
+        latents = latents + size.hidden * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
+        rank = model.q_lora_rank
+        attention = latents + (rank * (size.hidden + size.query) if rank else size.hidden * size.query)
+    width = model.ffn_size / size.tp
+    if moe:
+        shared = (model.moe_shared_expert_intermediate_size or 0) / size.tp
+        width = model.expert_ffn_size / size.etp + shared
+    return size.element * (attention + size.hidden * width * (gated + 1))
+
+
+def overlap_bytes(columns: Columns, size: Sizes) -> Floats:
+    """Buffers of communication: what a pipeline rank receives, forward and backward (pipeline_parallel/p2p_communication.py)."""
+    return np.where(columns.pp > 1, 2 * size.local * size.hidden * size.element, 0.0)

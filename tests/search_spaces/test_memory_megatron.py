@@ -1,0 +1,63 @@
+"""The memory model against megatron-core itself, built and run on CPU under a fake process group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search_spaces import memory
+from search_spaces.memory import Kernels
+from search_spaces.memory.kernels import GIB
+from search_spaces.memory.parameters import parameters
+from search_spaces.memory.stages import INDEX, pipelines, stage_counts
+from tests.search_spaces.memory_cases import Case, activation_cases, ask, columns, parameter_cases
+
+LOCAL = Kernels(transformer_engine=False, flash_attention=False)
+
+
+def test_parameters_per_stage_are_megatrons():
+    assert_parameters(parameter_cases(12, seed=11))
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(900)
+def test_parameters_per_stage_are_megatrons_in_every_case():
+    assert_parameters(parameter_cases(110, seed=3))
+
+
+def test_activation_bytes_are_those_that_autograd_saves():
+    assert_activations(activation_cases(16, seed=5))
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(900)
+def test_activation_bytes_are_those_that_autograd_saves_in_every_case():
+    assert_activations(activation_cases(60, seed=1))
+
+
+def assert_parameters(cases: list[Case]) -> None:
+    for case, built in zip(cases, ask("parameters", cases), strict=True):
+        assert stage_parameters(case) == built, case
+
+
+def assert_activations(cases: list[Case]) -> None:
+    errors = [activation_bytes(case) / answer["bytes"] - 1 for case, answer in zip(cases, ask("activations", cases), strict=True)]
+    assert max(map(abs, errors)) <= 0.02, sorted(errors)
+
+
+def stage_parameters(case: Case) -> list[list[int]]:
+    """Parameters outside and inside the experts of every stage."""
+    table = columns(case)
+    (pipeline,), _ = pipelines(table)
+    held = dict(zip(INDEX, stage_counts(table.model, pipeline), strict=True))
+    count = parameters(table, LOCAL)
+    plain = held["dense_layers"] * count.dense_layer + held["moe_layers"] * count.moe_layer
+    plain = plain + held["embeddings"] * count.embedding + held["outputs"] * count.output
+    plain = plain + held["final_norms"] * count.final_norm + held["mtp_layers"] * count.mtp_layer
+    experts = held["moe_layers"] * count.experts + held["mtp_layers"] * count.mtp_experts
+    stages: list[list[int]] = np.stack([plain, experts], axis=1).astype(int).tolist()
+    return stages
+
+
+def activation_bytes(case: Case) -> float:
+    return memory.estimate(columns(case), LOCAL).by_component(0)["activations"] * GIB

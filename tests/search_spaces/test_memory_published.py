@@ -1,0 +1,109 @@
+"""The memory model on published peaks, as `benchmarks/accuracy_memory.py` scores them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy_memory import accuracy
+from benchmarks.published import PublishedRow, even_layout, published_row, read_throughput
+from benchmarks.published_golden import read_golden
+from search_spaces.layout import parse_layout
+
+SIMUMAX = {
+    "id": "smx-004",
+    "source_group": "simumax-b200",
+    "model": "llama3-70b truncated to 12 layers",
+    "layers": "12.0",
+    "hidden": "8192.0",
+    "heads": "64.0",
+    "kv_heads": "8.0",
+    "ffn_hidden": "28672.0",
+    "vocab": "128256.0",
+    "seq_len": "4096.0",
+    "gpu": "B200-SXM",
+    "gpus_per_node": "8",
+    "n_gpus": "8.0",
+    "tp": "8.0",
+    "pp": "1.0",
+    "vpp": "1.0",
+    "cp": "1.0",
+    "ep": "1.0",
+    "sp": "on",
+    "micro_batch": "1.0",
+    "global_batch": "4.0",
+    "precision": "bf16",
+    "recompute": "none (--recompute-num-layers 0)",
+    "optimizer_sharding": "Megatron distributed optimizer",
+    "notes": "CE fusion on; NO TP/P2P/DP overlap",
+    "peak_mem_gib_norm": "28.29",
+    "mem_definition": "max over ranks of torch max_memory_allocated",
+    "status": "ok",
+    "quality": "A",
+    "validation_core": "1",
+}
+
+BLANK = (
+    "moe_experts",
+    "moe_topk",
+    "moe_ffn",
+    "nvlink_domain",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "peak_mem_gb",
+    "workload",
+)
+
+
+def read(changes: dict[str, str] | None = None) -> PublishedRow:
+    return published_row({**dict.fromkeys(BLANK, ""), **SIMUMAX, **(changes or {})})
+
+
+def test_a_row_becomes_a_workload_and_a_configuration():
+    row = read({"tokens_per_s_per_gpu": "1024"})
+    assert (row.workload.world_size, row.workload.global_batch_size, row.gpu) == (8, 4, "B200-SXM")
+    assert row.config.tensor_model_parallel_size == 8
+    assert row.config.use_distributed_optimizer
+    assert not row.config.overlap_grad_reduce
+    assert row.facts.cross_entropy == "te"
+    assert row.step_time_s == pytest.approx(4 * 4096 / 1024 / 8)
+    assert row.assumed == ()
+
+
+def test_recomputation_is_read_from_words():
+    assert read({"recompute": "selective: layernorm, moe_act"}).config.recompute_modules == ("layernorm", "moe_act")
+    assert read({"recompute": "full, block, 5 layers"}).config.recompute_num_layers == 5
+    assert read({"recompute": ""}).assumed == ("recompute_granularity",)
+
+
+def test_eight_bits_are_read_from_words():
+    recipes = {"FP8-CS": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "mxfp8", "FP8 (block)": "blockwise"}
+    assert {name: read({"precision": name}).config.fp8_recipe for name in recipes} == recipes
+
+
+def test_layers_that_do_not_divide_get_a_layout():
+    layout = parse_layout(even_layout(61, 16, 1))
+    assert (layout.decoders, layout.mtp, len(layout.stages), layout.problem) == (61, 1, 16, "")
+
+
+def test_a_row_predicts_its_peak():
+    report, _ = accuracy([read()])
+    assert report["groups"][0]["mape"] < 0.01
+
+
+def test_published_peaks(shared: Path):
+    rows, left_out = read_throughput(shared / "data" / "published" / "throughput.csv")
+    assert len(rows) > 400
+    assert all(left_out.values())
+    golden, _ = read_golden(shared / "data" / "published" / "megatron_golden.csv")
+    assert len(golden) > 150
+    report, _ = accuracy(rows + golden)
+    error = {group["source"]: group["mape"] for group in report["groups"] if group["mode"] == "shipped"}
+    assert error["simumax-b200"] <= 0.03
+    assert error["megatron-golden"] <= 0.08
+    assert error["megatron-golden-ci"] <= 0.08
+    assert error["megatron-bridge-skills"] <= 0.08
+    assert report["oom"]["oom_called"] >= len(report["oom"]["oom_rows"]) - 1
+    assert report["oom"]["ran_does_not_fit"] <= 0.02
+    assert report["oom"]["ran_at_risk"] <= 0.10
