@@ -43,7 +43,7 @@ def drive(
         InfrastructureError: where a pool's nodes cannot be had or Ray Tune fails.
     """
     with session.watched(_give_up), Slots(session, spec.name) as slots:
-        stop.arm()  # Ray has set a SIGTERM handler of its own
+        stop.arm()  # Ray's C++ handler of SIGTERM comes before ours
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:

@@ -146,7 +146,7 @@ class RaySession:
         import ray
 
         self._cleanup.callback(ray.shutdown)
-        with _terminal_left_to_us(), _start_errors():
+        with _signals_left_to_us(), _start_errors():
             ray.init(
                 address="local",
                 namespace=NAMESPACE,
@@ -166,7 +166,8 @@ class RaySession:
 
         self._cleanup.callback(ray.shutdown)
         try:
-            ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
+            with _signals_left_to_us():
+                ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise InfrastructureError(
                 f"no Ray cluster at {self._address}: {error}", "check the address with `ray status --address ...`"
@@ -206,15 +207,19 @@ def _start_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _terminal_left_to_us() -> Iterator[None]:
-    """Processes started inside ignore a terminal that closes; they get its signals as we do, and a study must end before its Ray.
+def _signals_left_to_us() -> Iterator[None]:
+    """Ray sets no handler of its own inside, and the processes that it starts ignore a terminal that closes, as they do Ctrl-C.
 
-    Ray itself does the same for Ctrl-C.
+    They get a terminal's signals as we do, and a study must end before its Ray.
     """
+    from ray._private import utils
+
+    set_handler, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda _handler: None
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         yield
     finally:
+        utils.set_sigterm_handler = set_handler
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first asks a study to end cleanly, a second one of the first two ends this process at once."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first asks a study to end cleanly, a second Ctrl-C or SIGTERM ends this process at once."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ _SHOW_CURSOR = b"\x1b[?25h"
 class StopSignals:
     """Handles the signals while it is entered, on the main thread.
 
+    A thread counts them as they arrive: Python runs handlers on the main thread only, which may be inside a long call into Ray, and
+    merges signals that arrive meanwhile.
+
     Attributes:
         asked: Set by the first signal.
     """
@@ -27,16 +30,23 @@ class StopSignals:
         self.asked = threading.Event()
         self._raises = False
         self._before: dict[int, Any] = {}
+        self._wakeup_before = -1
+        self._arrivals, self._arriving = os.pipe()
         self._terminals = [descriptor for descriptor in (0, 1, 2) if os.isatty(descriptor)]
 
     def __enter__(self) -> Self:
         """Begin to handle them."""
         self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        os.set_blocking(self._arriving, False)
+        threading.Thread(target=self._count, name="count-signals", daemon=True).start()
+        self._wakeup_before = signal.set_wakeup_fd(self._arriving, warn_on_full_buffer=False)
         self.arm()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Put the earlier handlers back."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._arriving)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -53,9 +63,6 @@ class StopSignals:
             if self.asked.is_set():
                 raise KeyboardInterrupt
             yield
-        except SystemExit:  # while Ray starts, SIGTERM is handled by Ray
-            self.asked.set()
-            raise KeyboardInterrupt from None
         finally:
             self._raises = False
 
@@ -80,16 +87,25 @@ class StopSignals:
             left.set()
             thread.join()
 
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            self._leave_terminals()
-        if self.asked.is_set():
-            if number == signal.SIGHUP:
-                return  # a terminal that closes sends it twice: its shell does, and the kernel when the shell has ended
-            end_process(EXIT_CODE)
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
         self.asked.set()
         if self._raises:
             raise KeyboardInterrupt
+
+    def _count(self) -> None:
+        arrived = 0
+        while numbers := os.read(self._arrivals, 1):
+            if numbers[0] not in _SIGNALS:
+                continue
+            signal.alarm(0)  # while Ray starts, its C++ handler runs before ours and would abort the process after three seconds
+            arrived += 1
+            if numbers[0] == signal.SIGHUP:
+                # A terminal that closes sends it twice: its shell does, and the kernel when the shell has ended.
+                self._leave_terminals()
+            elif arrived > 1:
+                end_process(EXIT_CODE)
+            self.asked.set()
+        os.close(self._arrivals)
 
     def _leave_terminals(self) -> None:
         """What is printed to a terminal that is gone would raise."""

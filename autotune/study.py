@@ -141,8 +141,10 @@ def _run_on_ray(
     runs: list[_ParentOf],
 ) -> None:
     with ExitStack() as stack:
+        session = stack.enter_context(
+            RaySession(spec.pools, address, _gpus(spec))
+        )  # Ray does not bear an exception while it starts
         with stop.interruptible():
-            session = stack.enter_context(RaySession(spec.pools, address, _gpus(spec)))
             # Only now: Ray reads its environment when it is imported.
             driver = importlib.import_module("autotune.driver")
             driver.check_nodes(spec.pools)
