@@ -1,6 +1,7 @@
 """The searcher between Tune and the pools' studies, with slots that hold nothing."""
 
 import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -49,8 +50,9 @@ def made(tmp_path):
         spec = study_spec(**{"pools": POOLS, "sampler": "grid", **fields})
         studies = [open_pool(spec, pool=number) for number in range(len(spec.pools))]
         slots, launched = FakeSlots(), []
+        stopped = threading.Event()
         searcher = StudySearcher(
-            spec, NoLauncher(), studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name)
+            spec, NoLauncher(), studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name), stopped
         )
         return searcher, studies, slots, launched
 
@@ -134,7 +136,7 @@ def test_C007_trials_stopped_by_the_user_are_lost_and_no_failure_of_theirs(made)
     searcher, studies, slots, _ = made()
     searcher.suggest("t1")
     searcher.suggest("t2")
-    searcher.stop_reason = STOPPED_BY_USER
+    searcher._stopped_by_user.set()
     end(searcher, "t1", failed(Outcome.STOPPED))
     end(searcher, "t2", completed())
     assert searcher.suggest("t3") == Searcher.FINISHED
