@@ -30,7 +30,7 @@ def attention_piece(s: Shapes) -> Piece:
         elementwise=around + rope,
         tp=s.tp_exposed(),
         cp=cp_forward,
-        host=s.host(10.0 + core_host),
+        host=s.host(10.0 + core_host + s.tp_launches),
     )
     back = work(
         gemm=forward[1] + forward[2],
@@ -38,7 +38,7 @@ def attention_piece(s: Shapes) -> Piece:
         elementwise=1.5 * (around + rope),
         tp=s.tp_exposed(forward[2]),
         cp=cp_backward,
-        host=s.host(_BACKWARD_HOST * (10.0 + core_host)),
+        host=s.host(_BACKWARD_HOST * (10.0 + core_host) + s.tp_launches),
     )
     core_again = work(attention=core_forward, host=s.host(core_host)).times(s.recomputes("core_attn"))
     up_again = work(gemm=ups[0], elementwise=rope).times(s.recomputes("mla_up_proj"))
@@ -56,12 +56,12 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     around = s.moved(s.tokens * model.hidden_size * (0.0 if shared else 5.5) / s.split)
     middle = s.moved(s.tokens * ffn / s.tp * (wide + 1.0))
     kernels = 4.0 if shared else 8.0
-    ahead = work(gemm=up[0] + down[0], elementwise=around + middle, tp=s.tp_exposed(), host=s.host(kernels))
+    ahead = work(gemm=up[0] + down[0], elementwise=around + middle, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
         elementwise=1.5 * (around + middle),
         tp=s.tp_exposed(up[2]),
-        host=s.host(_BACKWARD_HOST * kernels),
+        host=s.host(_BACKWARD_HOST * kernels + s.tp_launches),
     )
     module = "shared_experts" if shared else "mlp"
     again = _whole(s, ahead).plus(ahead.times(s.recomputes(module)))

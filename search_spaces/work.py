@@ -130,6 +130,11 @@ class Shapes:
         graphs = ~self.columns.equals("cuda_graph_impl", "none")
         return np.where(graphs, 0.0, kernels * self.machine.coefficients.launch_us * 1e-6)
 
+    @property
+    def tp_launches(self) -> Floats:
+        """Launches that a block's exchange over the TP ranks costs the host (a collective's bookkeeping is worth a few)."""
+        return np.where(self.tp > 1, 3.0, 0.0)
+
     def recomputes(self, module: str) -> Bools:
         """Where selective recomputation covers a module; Megatron's default is core_attn."""
         selective = self.columns.equals("recompute_granularity", "selective")
