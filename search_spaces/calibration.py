@@ -37,6 +37,17 @@ PRIOR_SPREAD = {
     "micro_batch_ms": 0.8,
     "imbalance": 0.1,
 }
+LIMITS = {
+    "gemm": (0.2, 0.95),
+    "gemm_low": (0.2, 0.95),
+    "attention": (0.1, 0.9),
+    "memory": (0.3, 0.95),
+    "inside": (0.2, 0.95),
+    "between": (0.2, 0.95),
+    "latency": (0.5, 5.0),
+    "overlap": (0.2, 1.0),
+    "imbalance": (1.0, 2.0),
+}
 NOISE = 0.03
 STEP = 1e-3
 
@@ -139,14 +150,23 @@ def fit(
         logs[moved] += shift
         return (np.log(predict(Coefficients.of_vector(list(logs)))) - measured) / NOISE * scale
 
-    shift = _minimise(residuals, np.zeros(len(moved)), spread, iterations)
+    shift = _minimise(residuals, spread, _limits(start[moved], spread, names), iterations)
     logs = start.copy()
     logs[moved] += shift
     return Coefficients.of_vector(list(logs))
 
 
-def _minimise(residuals: Callable[[Floats], Floats], shift: Floats, spread: Floats, iterations: int) -> Floats:
+def _limits(start: Floats, spread: Floats, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """How far each logarithm may move: three spreads, and within what is physical."""
+    physical = np.log([LIMITS.get(name, (1e-6, 1e6)) for name in names]) - start[:, None]
+    return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
+
+
+def _minimise(
+    residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int
+) -> Floats:
     """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""
+    shift = np.zeros(len(spread))
     damping, now = 1e-2, residuals(shift)
     for _ in range(iterations):
         jacobian = np.stack([(residuals(shift + STEP * unit) - now) / STEP for unit in np.eye(len(shift))], axis=1)
@@ -155,7 +175,7 @@ def _minimise(residuals: Callable[[Floats], Floats], shift: Floats, spread: Floa
         slope = jacobian.T @ (now * weight) + shift / spread**2
         for _ in range(6):
             trial = shift - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
-            trial = np.clip(trial, -3.0 * spread, 3.0 * spread)
+            trial = np.clip(trial, *limits)
             after = residuals(trial)
             if _loss(after, trial, spread) < _loss(now, shift, spread):
                 break

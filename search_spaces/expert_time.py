@@ -25,12 +25,13 @@ def expert_piece(s: Shapes) -> Piece:
     routing = _routing(s, own, routed)
     around = s.moved(s.tokens * s.model.hidden_size * 5.5 / s.split)
     middle = s.moved(routed * s.model.expert_ffn_size / s.columns.etp * (3.0 if s.model.swiglu else 2.0))
+    casts = s.casts(routed * (s.model.hidden_size + s.model.expert_ffn_size / s.columns.etp))
     exchange = _exposed(s, _exchange(s, own, routed), products[0])
     kernels = np.where(grouped, 30.0, 24.0 + 4.0 * (s.model.num_experts or 1) / s.columns.ep)
-    ahead = work(gemm=products[0], elementwise=around + middle, routing=routing, ep=exchange, host=s.host(kernels))
+    ahead = work(gemm=products[0], elementwise=around + middle + casts, routing=routing, ep=exchange, host=s.host(kernels))
     back = work(
         gemm=products[1],
-        elementwise=1.5 * (around + middle),
+        elementwise=1.5 * (around + middle + casts),
         routing=routing,
         ep=exchange,
         host=s.host(1.3 * kernels),

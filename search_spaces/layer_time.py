@@ -23,11 +23,12 @@ def attention_piece(s: Shapes) -> Piece:
     rope = s.moved(s.tokens * 2.0 * (model.num_attention_heads + model.query_groups) * _head(s)[0] / s.tp)
     rope = rope * float(model.position_embedding_type == "rope")
     forward = [first[0] + ups[0] + last[0], *_gradients(first, ups, last)]
+    casts = s.casts(s.tokens * (model.hidden_size / s.split + model.num_attention_heads * _head(s)[1] / s.tp))
     cp_forward, cp_backward = _context(s, core_forward)
     ahead = work(
         gemm=forward[0],
         attention=core_forward,
-        elementwise=around + rope,
+        elementwise=around + rope + casts,
         tp=s.tp_exposed(),
         cp=cp_forward,
         host=s.host(10.0 + core_host + s.tp_launches),
@@ -35,7 +36,7 @@ def attention_piece(s: Shapes) -> Piece:
     back = work(
         gemm=forward[1] + forward[2],
         attention=core_backward,
-        elementwise=1.5 * (around + rope),
+        elementwise=1.5 * (around + rope) + casts,
         tp=s.tp_exposed(forward[2]),
         cp=cp_backward,
         host=s.host(_BACKWARD_HOST * (10.0 + core_host) + s.tp_launches),
@@ -55,11 +56,13 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     down = linear(s.machine, s.rate, s.tokens, ffn / s.tp, model.hidden_size)
     around = s.moved(s.tokens * model.hidden_size * (0.0 if shared else 5.5) / s.split)
     middle = s.moved(s.tokens * ffn / s.tp * (wide + 1.0))
+    casts = s.casts(s.tokens * (model.hidden_size / s.split + ffn / s.tp))
+    back_casts = s.casts(s.tokens * (model.hidden_size / s.split + wide * ffn / s.tp))
     kernels = 4.0 if shared else 8.0
-    ahead = work(gemm=up[0] + down[0], elementwise=around + middle, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
+    ahead = work(gemm=up[0] + down[0], elementwise=around + middle + casts, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
-        elementwise=1.5 * (around + middle),
+        elementwise=1.5 * (around + middle) + back_casts,
         tp=s.tp_exposed(up[2]),
         host=s.host(_BACKWARD_HOST * kernels + s.tp_launches),
     )

@@ -12,6 +12,9 @@ from search_spaces.communication import Group
 from search_spaces.kernels import Floats, Machine
 from search_spaces.model import ModelSpec
 
+BLOCK_SCALED = 0.92  # products with a scale per block of 32 or 128 against one scale per tensor
+CAST_ELEMENTS = 3.0  # 16-bit elements moved to find a scale and write both layouts of an 8-bit operand
+
 LAYER_KNOBS = (
     "tensor_model_parallel_size",
     "context_parallel_size",
@@ -31,6 +34,7 @@ LAYER_KNOBS = (
     "moe_pad_expert_input_to_capacity",
     "precision",
     "fp8_format",
+    "fp8_recipe",
     "attention_backend",
     "cuda_graph_impl",
 )
@@ -94,6 +98,7 @@ class Shapes:
     tp: Floats
     element: Floats
     rate: Floats
+    low: Bools
     split: Floats
     recompute_full: Bools
     balanced: bool
@@ -111,7 +116,8 @@ class Shapes:
             tokens=columns.mbs * columns.workload.seq_length / columns.cp,
             tp=tp,
             element=np.where(fp32, 4.0, 2.0),
-            rate=machine.gemm_rate(low, fp32),
+            rate=machine.gemm_rate(low, fp32) * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
+            low=low,
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
             balanced=balanced,
@@ -125,6 +131,10 @@ class Shapes:
         """Seconds of element-wise kernels that read and write this many elements in all."""
         return np.asarray(elements * self.element / self.machine.bandwidth)
 
+    def casts(self, elements: Floats | float) -> Floats:
+        """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
+        return self.moved(elements * CAST_ELEMENTS) * self.low
+
     def host(self, kernels: Floats | float) -> Floats:
         """Seconds of the host for this many launches; none under CUDA graphs."""
         graphs = ~self.columns.equals("cuda_graph_impl", "none")
@@ -133,7 +143,7 @@ class Shapes:
     @property
     def tp_launches(self) -> Floats:
         """Launches that a block's exchange over the TP ranks costs the host (a collective's bookkeeping is worth a few)."""
-        return np.where(self.tp > 1, 3.0, 0.0)
+        return np.where(self.tp > 1, 1.5, 0.0)
 
     def recomputes(self, module: str) -> Bools:
         """Where selective recomputation covers a module; Megatron's default is core_attn."""
