@@ -67,10 +67,17 @@ class Group:
         outer = size * (count - self.local) / count / self._between
         return np.maximum(inside, outer) + self._steps
 
-    def send(self, size: Number) -> Floats:
-        """Seconds to hand `size` bytes to the next rank; the slowest pair of neighbours decides."""
+    def send(self, size: Number, senders: Number) -> Floats:
+        """Seconds to hand `size` bytes to the next rank; the slowest pair of neighbours decides.
+
+        Args:
+            size: Bytes.
+            senders: Ranks of a domain that send over the network at once; a port that they share is shared by them alone.
+        """
         crosses = self.spans > 1
         links, c = self.machine.links, self.machine.coefficients
-        rate = np.where(crosses, self._between, self._inside)
+        port = links.between.bytes_per_s * links.between.devices_per_port * c.between
+        outer = port / np.clip(senders, 1.0, links.between.devices_per_port)
+        rate = np.where(crosses, outer, self._inside)
         latency = np.where(crosses, links.between.latency_s, links.inside.latency_s) * c.latency
         return np.where(self.size > 1, size / rate + latency, 0.0)

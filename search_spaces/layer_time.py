@@ -158,7 +158,7 @@ def _context(s: Shapes, beside: Floats) -> tuple[Floats, Floats]:
     qk, v = _head(s)
     keys = s.tokens * np.maximum(s.model.query_groups / s.tp, 1.0) * (qk + v) * s.element
     both = keys + s.tokens * s.model.num_attention_heads / s.tp * (qk + v) * s.element
-    ring, hidden = (cp - 1) * group.send(keys), s.machine.coefficients.overlap
+    ring, hidden = (cp - 1) * group.send(keys, float(s.machine.links.domain)), s.machine.coefficients.overlap
     left = ring - hidden * np.minimum(ring, beside)
     left_back = 2.0 * ring - hidden * np.minimum(2.0 * ring, 2.5 * beside)
     swap, gather = group.exchange(both), group.gather(keys * cp)

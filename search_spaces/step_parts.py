@@ -76,7 +76,7 @@ def _hand_over(machine: Machine, columns: Columns) -> Floats:
     workload, overlap = columns.workload, machine.coefficients.overlap
     stride = np.where(columns.flag("use_tp_pp_dp_mapping"), columns.tp * columns.cp, workload.world_size // columns.pp)
     size = columns.mbs * workload.seq_length / columns.cp * workload.model.hidden_size * 2.0 / columns.tp
-    send = Group.of(machine, columns.pp.astype(np.float64), stride).send(size)
+    send = Group.of(machine, columns.pp.astype(np.float64), stride).send(size, np.minimum(stride, machine.links.domain))
     chunks = np.maximum(columns.vpp, 1)
     hidden = np.where((chunks > 1) & columns.flag("overlap_p2p_comm"), overlap, 0.0)
     return 2.0 * send * chunks * (1.0 - hidden)
