@@ -20,7 +20,7 @@ from search_spaces.step_time import TimeTable
 
 COMMUNICATION = ("tp_comm", "cp_comm", "ep_comm")
 STRETCHES = 3.0  # a micro-batch's compute is one forward and a backward of twice its length
-RISK_WIDTH = 0.08
+RISK_WIDTH = 0.15
 PEAK_BAND = 0.2
 _FORWARD = {
     "gemm": 1 / 3,
@@ -66,6 +66,7 @@ class _Load:
         rest_s: Seconds of the step's ends and of waiting.
         rest: Demand then.
         bubble: Share of the step that waits for other stages.
+        micro_batch_s: Busy seconds of one micro-batch.
         bound: Share of the busy seconds that follow the clock.
         stretch: Demand of the busiest stretch within the averaging window.
     """
@@ -75,6 +76,7 @@ class _Load:
     rest_s: Floats
     rest: Floats
     bubble: Floats
+    micro_batch_s: Floats
     bound: Floats
     stretch: Floats
 
@@ -104,7 +106,7 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     mean = (busy_w * busy_s + rest_w * load.rest_s) / after
     peak = _peak(static + dynamic * load.stretch, limit)
     wanted = (static + dynamic * load.busy) * load.busy_s + rest_w * load.rest_s
-    risk = _risk(gpu, c, wanted / (load.busy_s + load.rest_s), static + dynamic * load.stretch, load.bubble, limit)
+    risk = _risk(gpu, c, wanted / (load.busy_s + load.rest_s), static + dynamic * load.stretch, load, limit)
     rows = np.broadcast_shapes(mean.shape, times.step_time_s.shape)
     dies = gpu.dies_per_package
     return PowerTable(
@@ -142,7 +144,7 @@ def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
     seen = 1.0 - np.exp(-length / c.window_s)
     average = (busy * busy_s + rest * rest_s) / step
     stretch = average + (busy + 0.3 * (densest - (busy - hidden)) - average) * seen
-    return _Load(busy_s, busy, rest_s, rest, parts["bubble"] / step, bound * c.bound, stretch)
+    return _Load(busy_s, busy, rest_s, rest, parts["bubble"] / step, busy_s / times.micro_batches, bound * c.bound, stretch)
 
 
 def _forward_density(times: TimeTable, c: PowerCoefficients) -> Floats:
@@ -165,8 +167,12 @@ def _peak(wanted: Floats, limit: Floats) -> Floats:
     return np.where(wanted > limit, limit * (1.0 + PEAK_BAND * np.tanh(over / (2.0 * PEAK_BAND))), wanted)
 
 
-def _risk(gpu: GpuSpec, c: PowerCoefficients, mean: Floats, peak: Floats, bubble: Floats, limit: Floats) -> Floats:
-    """Sustained demand, its bursts, and the overshoot at every change from waiting to full load, against the limit."""
-    step_up = c.overshoot * bubble * np.maximum(peak - gpu.idle_w, 0.0)
-    asked = mean + 0.2 * np.maximum(peak - mean, 0.0) + step_up
+def _risk(gpu: GpuSpec, c: PowerCoefficients, mean: Floats, peak: Floats, load: _Load, limit: Floats) -> Floats:
+    """Sustained demand, its bursts, and the overshoot at every change from waiting to full load, against the limit.
+
+    The same waiting in fewer, longer pieces has fewer changes per second: the overshoot falls with the cube root of a micro-batch's time.
+    """
+    changes = load.bubble * np.minimum(np.cbrt(c.window_s / load.micro_batch_s), 2.0)
+    step_up = c.overshoot * changes * np.maximum(peak - gpu.idle_w, 0.0)
+    asked = mean + 0.4 * np.maximum(peak - mean, 0.0) + step_up
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip((asked / limit - 1.0) / RISK_WIDTH, -60.0, 60.0))))
