@@ -55,7 +55,7 @@ class PowerCoefficients(BaseModel):
     communication: PositiveFloat = 0.2
     waiting: PositiveFloat = 0.05
     window_s: PositiveFloat = 0.1
-    overshoot: PositiveFloat = 2.5
+    overshoot: PositiveFloat = 4.0
 
     def dynamic(self, clock: Number) -> Floats:
         """Dynamic watts at a clock over those at the highest clock; 1 at 1."""

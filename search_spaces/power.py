@@ -20,7 +20,7 @@ from search_spaces.step_time import TimeTable
 
 COMMUNICATION = ("tp_comm", "cp_comm", "ep_comm")
 STRETCHES = 3.0  # a micro-batch's compute is one forward and a backward of twice its length
-RISK_WIDTH = 0.15
+RISK_WIDTH = 0.2
 PEAK_BAND = 0.2
 _FORWARD = {
     "gemm": 1 / 3,
@@ -170,9 +170,9 @@ def _peak(wanted: Floats, limit: Floats) -> Floats:
 def _risk(gpu: GpuSpec, c: PowerCoefficients, mean: Floats, peak: Floats, load: _Load, limit: Floats) -> Floats:
     """Sustained demand, its bursts, and the overshoot at every change from waiting to full load, against the limit.
 
-    The same waiting in fewer, longer pieces has fewer changes per second: the overshoot falls with the cube root of a micro-batch's time.
+    The same waiting in fewer, longer pieces has fewer changes per second: the overshoot falls with the root of a micro-batch's time.
     """
-    changes = load.bubble * np.minimum(np.cbrt(c.window_s / load.micro_batch_s), 2.0)
+    changes = load.bubble * np.minimum(np.sqrt(c.window_s / load.micro_batch_s), 2.0)
     step_up = c.overshoot * changes * np.maximum(peak - gpu.idle_w, 0.0)
-    asked = mean + 0.4 * np.maximum(peak - mean, 0.0) + step_up
+    asked = mean + 0.6 * np.maximum(peak - mean, 0.0) + step_up
     return np.asarray(1.0 / (1.0 + np.exp(-np.clip((asked / limit - 1.0) / RISK_WIDTH, -60.0, 60.0))))
