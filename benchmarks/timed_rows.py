@@ -66,7 +66,7 @@ def _csv(path: Path) -> list[Mapping[str, str]]:
 def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     seconds = row.step_time_s or _from_flops(row, raw)
     name = GPU_NAMES.get(row.gpu, row.gpu)
-    if seconds is None or row.quality not in "AB" or row.facts.fp4 or not name or row.assumed:
+    if seconds is None or row.quality not in "AB" or row.facts.fp4 or not name or row.assumed or "lora" in raw["workload"].lower():
         return None
     changes: dict[str, Any] = {}
     if row.source_group in OLD_KERNELS:

@@ -150,7 +150,7 @@ def fit(
         logs[moved] += shift
         return (np.log(predict(Coefficients.of_vector(list(logs)))) - measured) / NOISE * scale
 
-    shift = _minimise(residuals, spread, _limits(start[moved], spread, names), iterations)
+    shift = minimise(residuals, spread, _limits(start[moved], spread, names), iterations)
     logs = start.copy()
     logs[moved] += shift
     return Coefficients.of_vector(list(logs))
@@ -162,7 +162,7 @@ def _limits(start: Floats, spread: Floats, names: Sequence[str]) -> tuple[Floats
     return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
 
 
-def _minimise(
+def minimise(
     residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int
 ) -> Floats:
     """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""

@@ -84,15 +84,15 @@ def shipped_power(gpu: str, without: str | None = None) -> PowerCoefficients:
     return PowerCoefficients(**{**held_out.get("general", {}), **held_out.get("gpus", {}).get(gpu, {})})
 
 
-def slowdown_of_draw(
+def under_limit(
     gpu: GpuSpec,
     coefficients: PowerCoefficients,
     draw_w: float,
     base_limit_w: float,
     limit_w: Number,
     clock: Number = 1.0,
-) -> Floats:
-    """Step time under a lower limit over the time under the base limit, from the mean watts measured under the base limit.
+) -> tuple[Floats, Floats]:
+    """Slow-down and mean watts under a lower limit, from the mean watts measured under the base limit.
 
     Args:
         gpu: The device.
@@ -101,6 +101,9 @@ def slowdown_of_draw(
         base_limit_w: The base limit.
         limit_w: The lower power limit.
         clock: The lower clock limit, over the highest clock.
+
+    Returns:
+        Step time over the time under the base limit, and mean watts per package.
     """
     c, tdp = coefficients, gpu.tdp_w
     static = c.static * tdp
@@ -109,4 +112,6 @@ def slowdown_of_draw(
     before = c.clock((base_limit_w - static) / busy)
     share = np.minimum(1.0, own / (busy * c.dynamic(before)))
     after = np.maximum(np.minimum(np.minimum(c.clock((np.asarray(limit_w) - static) / busy), clock), before), c.floor)
-    return 1.0 + share * c.bound * (before / after - 1.0)
+    busy_s = share * (1.0 + c.bound * (before / after - 1.0))
+    slow = busy_s + 1.0 - share
+    return slow, static + busy * c.dynamic(after) * busy_s / slow
