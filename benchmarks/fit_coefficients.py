@@ -39,7 +39,8 @@ FAMILIES = {
     "h100": ("h100-sxm-80gb", "h100-pcie-80gb", "h200-sxm-141gb", "gh200-144gb"),
     "b200": ("b200-sxm-180gb", "b300-sxm-270gb", "gb200-186gb", "gb300-279gb"),
 }
-MOST = 40
+MOST = 24
+FITTED = tuple(name for name in NAMES if name != "step_ms")  # only a pool's own rows tell it
 WEIGHT = 12.0
 
 
@@ -55,30 +56,33 @@ def chosen(rows: Sequence[TimedRow]) -> list[TimedRow]:
 def main() -> None:
     """Fit everything and write the file."""
     folder = Path(sys.argv[1])
-    jobs = [None, *SOURCES]
+    jobs = [(without, family) for without in (None, *SOURCES) for family in FAMILIES]
     with ProcessPoolExecutor(2) as pool:
-        fits = dict(zip(jobs, pool.map(_fit_without, [folder] * len(jobs), jobs), strict=True))
-    shipped = fits.pop(None)
-    text = "# Coefficients of the step time (search_spaces/coefficients.py). Written by benchmarks/fit_coefficients.py; do not edit.\n"
+        fits = dict(zip(jobs, pool.map(_fit_family, [folder] * len(jobs), *zip(*jobs, strict=True)), strict=True))
+    text = (
+        "# Coefficients of the step time (search_spaces/coefficients.py). Written by benchmarks/fit_coefficients.py; do not edit.\n"
+    )
     text += "# Every value was fitted on the published rows of the sources in fitted_on; `without` holds each source out in turn.\n"
-    content = {"fitted_on": list(SOURCES), **shipped, "without": fits}
+    content: dict[str, Any] = {"fitted_on": list(SOURCES), **_by_gpu(fits, None)}
+    content["without"] = {source: _by_gpu(fits, source) for source in SOURCES}
     Path("search_spaces/coefficients.yaml").write_text(text + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _fit_without(folder: Path, without: str | None) -> dict[str, Any]:
-    """General coefficients and those of every family that needs its own."""
+def _by_gpu(fits: dict[tuple[str | None, str], dict[str, float]], without: str | None) -> dict[str, Any]:
+    """The fits of one choice of sources by kind of GPU; families without rows of the held-out source are as shipped."""
+    own = {family: fits[without, family] for family in FAMILIES if fits[without, family]}
+    return {"gpus": {name: dict(values) for family, values in own.items() for name in FAMILIES[family]}}
+
+
+def _fit_family(folder: Path, without: str | None, family: str) -> dict[str, float]:
+    """Coefficients of one family of GPUs; empty where the held-out source has no rows of it."""
     sources = {name: rows for name, rows in by_source(read(folder)).items() if name in SOURCES}
+    if without and not any(row.gpu.name in FAMILIES[family] for row in sources[without]):
+        return {}
     kept = [row for name, rows in sources.items() if name != without for row in _per_gpu(rows)]
-    held = {row.gpu.name for row in sources[without]} if without else None
-    general = _fit(kept, Coefficients())
-    print(without, "general", general, flush=True)
-    gpus: dict[str, Any] = {}
-    for names in FAMILIES.values():
-        rows = [row for row in kept if row.gpu.name in names]
-        if rows and (held is None or held & set(names)):
-            own = _plain(_fit(rows, general))
-            gpus |= dict.fromkeys(names, own)
-    return {"general": _plain(general), "gpus": {name: dict(values) for name, values in gpus.items()}}
+    found = _plain(_fit([row for row in kept if row.gpu.name in FAMILIES[family]], Coefficients()))
+    print(without, family, found, flush=True)
+    return found
 
 
 def _per_gpu(rows: Sequence[TimedRow]) -> list[TimedRow]:
@@ -92,7 +96,7 @@ def _fit(rows: Sequence[TimedRow], prior: Coefficients) -> Coefficients:
         counts[row.source, row.gpu.name] = counts.get((row.source, row.gpu.name), 0) + 1
     weights = np.array([WEIGHT / max(counts[row.source, row.gpu.name], WEIGHT) for row in rows])
     samples = [Sample(row.measured, row.gpu, row.links) for row in rows]
-    return fit(samples, prior, weights=weights, iterations=8)
+    return fit(samples, prior, FITTED, weights, iterations=6)
 
 
 def _plain(coefficients: Coefficients) -> dict[str, float]:

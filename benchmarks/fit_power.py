@@ -1,6 +1,6 @@
 """Fits the shipped power coefficients on published sweeps and writes power.yaml, with every source held out in turn.
 
-    python benchmarks/fit_power.py FOLDER
+python benchmarks/fit_power.py FOLDER
 """
 
 from __future__ import annotations

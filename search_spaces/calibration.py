@@ -31,9 +31,9 @@ PRIOR_SPREAD = {
     "launch_us": 0.5,
     "inside": 0.3,
     "between": 0.4,
-    "latency": 0.6,
+    "latency": 0.4,
     "overlap": 0.15,
-    "step_ms": 0.8,
+    "step_ms": 0.4,
     "micro_batch_ms": 0.8,
     "imbalance": 0.1,
 }
@@ -44,7 +44,7 @@ LIMITS = {
     "memory": (0.3, 0.95),
     "inside": (0.2, 0.95),
     "between": (0.2, 0.95),
-    "latency": (0.5, 5.0),
+    "latency": (0.5, 4.0),
     "overlap": (0.2, 1.0),
     "imbalance": (1.0, 2.0),
 }
@@ -162,9 +162,7 @@ def _limits(start: Floats, spread: Floats, names: Sequence[str]) -> tuple[Floats
     return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
 
 
-def minimise(
-    residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int
-) -> Floats:
+def minimise(residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int) -> Floats:
     """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""
     shift = np.zeros(len(spread))
     damping, now = 1e-2, residuals(shift)

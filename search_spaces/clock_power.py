@@ -65,7 +65,7 @@ class PowerCoefficients(BaseModel):
 
     def clock(self, share: Number) -> Floats:
         """Highest clock whose dynamic watts are this share of those at the highest clock, not below the floor."""
-        return np.maximum(np.interp(share, self.dynamic(_GRID), _GRID), self.floor)
+        return np.asarray(np.maximum(np.interp(share, self.dynamic(_GRID), _GRID), self.floor))
 
 
 @cache

@@ -40,7 +40,7 @@ class Coefficients(BaseModel):
     tail: PositiveFloat = 0.5
     attention: PositiveFloat = 0.5
     memory: PositiveFloat = 0.75
-    launch_us: PositiveFloat = 15.0
+    launch_us: PositiveFloat = 20.0
     inside: PositiveFloat = 0.7
     between: PositiveFloat = 0.6
     latency: PositiveFloat = 1.5

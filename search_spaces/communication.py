@@ -54,7 +54,7 @@ class Group:
         """Seconds to gather `size` bytes from all ranks, or to reduce and scatter them."""
         local = size * (self.local - 1) / self.local / self._inside
         outer = size / self.local * (self.spans - 1) / self.spans / self._between
-        return local + outer + self._steps
+        return np.asarray(local + outer + self._steps)
 
     def reduce(self, size: Number) -> Floats:
         """Seconds of an all-reduce of `size` bytes: reduce-scatter and gather."""
@@ -65,7 +65,7 @@ class Group:
         count = self.local * self.spans
         inside = size * (self.local - 1) / count / self._inside
         outer = size * (count - self.local) / count / self._between
-        return np.maximum(inside, outer) + self._steps
+        return np.asarray(np.maximum(inside, outer) + self._steps)
 
     def send(self, size: Number, senders: Number) -> Floats:
         """Seconds to hand `size` bytes to the next rank; the slowest pair of neighbours decides.

@@ -43,9 +43,7 @@ def expert_piece(s: Shapes) -> Piece:
 
 
 def _launches(s: Shapes, grouped: Bools) -> Floats:
-    """Launches of one direction: routing, sorting and exchange, then some for each local expert; a grouped product still casts
-    every expert's operands apart, and its group sizes make the host wait for the device.
-    """
+    """Launches of one direction: routing, sorting, exchange, and some for each local expert (grouped ones cast operands apart)."""
     local = (s.model.num_experts or 1) / s.columns.ep
     return 60.0 + local * (np.where(grouped, 4.0, 8.0) + 12.0 * s.low)
 
@@ -71,7 +69,7 @@ def _products(s: Shapes, routed: Floats, grouped: Bools) -> tuple[Floats, Floats
 
 
 def _routing(s: Shapes, own: Floats, routed: Floats) -> Floats:
-    """Seconds of the router and of sorting tokens by expert and back: two reads and writes each way, on both sides of the exchange."""
+    """Seconds of the router and of sorting tokens by expert and back: two reads and writes on both sides of the exchange."""
     experts, hidden = s.model.num_experts or 1, s.model.hidden_size
     router = 2.0 * own * hidden * experts / s.machine.gemm_rate(np.bool_(False), np.bool_(True))
     scores = own * experts * 4.0 * 8.0 / s.machine.bandwidth
@@ -82,11 +80,11 @@ def _exchange(s: Shapes, own: Floats, routed: Floats) -> Floats:
     """Seconds of dispatch and combine in one direction of the pass."""
     c = s.columns
     etp, ep = c.etp.astype(np.float64), c.ep.astype(np.float64)
-    group, inner = s.group(ep, etp), s.group(etp, np.float64(1))
+    group, inner = s.group(ep, etp), s.group(etp, 1.0)
     token = s.model.hidden_size * s.element
     flex = np.where(c.equals("moe_token_dispatcher_type", "flex"), _DEDUPLICATED, 1.0)
     all_to_all = 2.0 * group.exchange(routed / etp * token * flex) + np.where(etp > 1, 2.0 * inner.gather(routed * token), 0.0)
-    gather = 2.0 * s.group(ep * etp, np.float64(1)).gather(own * ep * etp * token)
+    gather = 2.0 * s.group(ep * etp, 1.0).gather(own * ep * etp * token)
     seconds = np.where(c.equals("moe_token_dispatcher_type", "allgather"), gather, all_to_all)
     return np.where(ep * etp > 1, seconds, 0.0)
 

@@ -48,7 +48,7 @@ class Machine:
 
 def alignment(*dimensions: Number) -> Floats:
     """Slow-down of a product whose inner or output dimension is no multiple of 64 elements; 1 where all are."""
-    smallest = np.float64(64.0)
+    smallest: Floats = np.full(1, 64.0)
     for dimension in dimensions:
         smallest = np.minimum(smallest, np.gcd(np.asarray(dimension, dtype=np.int64), 64))
     slow = 1.0 + MISALIGNED * np.log2(64.0 / smallest)
@@ -71,10 +71,12 @@ def gemm_seconds(machine: Machine, rate: Number, m: Number, n: Number, k: Number
     reached = waves / (waves + machine.coefficients.tail) * (k / (k + SHORT_INNER))
     work = 2.0 * tiles * TILE * TILE * k / (rate * reached)
     moved = 2.0 * count * (m * k + k * n + m * n) / machine.bandwidth
-    return np.maximum(work, moved)
+    return np.asarray(np.maximum(work, moved))
 
 
-def linear(machine: Machine, rate: Number, tokens: Number, inner: Number, outer: Number, count: Number = 1) -> tuple[Floats, Floats, Floats]:
+def linear(
+    machine: Machine, rate: Number, tokens: Number, inner: Number, outer: Number, count: Number = 1
+) -> tuple[Floats, Floats, Floats]:
     """Seconds of a linear layer: forward, gradient of its input, gradient of its weight."""
     slow = alignment(inner, outer)
     forward = gemm_seconds(machine, rate, tokens, outer, inner, count) * slow
@@ -100,7 +102,9 @@ def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Numbe
     return forward, 2.5 * forward * 1.2
 
 
-def unfused_attention(machine: Machine, rate: Number, tokens: Number, keys: Number, heads: Number, qk: int, v: int) -> tuple[Floats, Floats]:
+def unfused_attention(
+    machine: Machine, rate: Number, tokens: Number, keys: Number, heads: Number, qk: int, v: int
+) -> tuple[Floats, Floats]:
     """Seconds of attention through stored scores, forward and backward.
 
     Two batched products over all positions, and the passes over the scores: softmax and dropout read and write 16-bit scores and an

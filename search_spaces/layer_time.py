@@ -31,7 +31,7 @@ def attention_piece(s: Shapes) -> Piece:
         elementwise=around + rope + casts,
         tp=s.tp_exposed(),
         cp=cp_forward,
-        host=s.host(10.0 + core_host + s.tp_launches),
+        host=s.host(18.0 + core_host + s.tp_launches),
     )
     back = work(
         gemm=forward[1] + forward[2],
@@ -39,7 +39,7 @@ def attention_piece(s: Shapes) -> Piece:
         elementwise=1.5 * (around + rope) + casts,
         tp=s.tp_exposed(forward[2]),
         cp=cp_backward,
-        host=s.host(_BACKWARD_HOST * (10.0 + core_host) + s.tp_launches),
+        host=s.host(_BACKWARD_HOST * (18.0 + core_host) + s.tp_launches),
     )
     core_again = work(attention=core_forward, host=s.host(core_host)).times(s.recomputes("core_attn"))
     up_again = work(gemm=ups[0], elementwise=rope).times(s.recomputes("mla_up_proj"))
@@ -58,7 +58,7 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     middle = s.moved(s.tokens * ffn / s.tp * (wide + 1.0))
     casts = s.casts(s.tokens * (model.hidden_size / s.split + ffn / s.tp))
     back_casts = s.casts(s.tokens * (model.hidden_size / s.split + wide * ffn / s.tp))
-    kernels = 4.0 if shared else 8.0
+    kernels = 7.0 if shared else 14.0
     ahead = work(gemm=up[0] + down[0], elementwise=around + middle + casts, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
@@ -83,7 +83,7 @@ def head_piece(s: Shapes) -> Piece:
     vocabulary = s.model.padded_vocab_size(1) / s.tp
     forward, dgrad, wgrad = linear(s.machine, _wide_rate(s), s.tokens, s.model.hidden_size, np.ceil(vocabulary / 128) * 128)
     logits = s.tokens * vocabulary / s.machine.bandwidth
-    small = np.where(s.tp > 1, 3.0 * s.group(s.tp, np.float64(1)).reduce(4.0 * s.tokens), 0.0)
+    small = np.where(s.tp > 1, 3.0 * s.group(s.tp, 1.0).reduce(4.0 * s.tokens), 0.0)
     gather = np.where(s.split > 1, s.tp_exchange() / 2.0, 0.0)
     ahead = work(gemm=forward, elementwise=14.0 * logits, tp=small + gather, host=s.host(15.0))
     back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits, tp=s.tp_exposed(wgrad), host=s.host(10.0))
@@ -103,7 +103,7 @@ def _wide_rate(s: Shapes) -> Floats:
 
 def _gradients(*products: tuple[Floats, Floats, Floats]) -> tuple[Floats, Floats]:
     """Seconds of the gradients of inputs and of weights."""
-    return sum((p[1] for p in products), np.float64(0)), sum((p[2] for p in products), np.float64(0))
+    return sum((p[1] for p in products), np.zeros(1)), sum((p[2] for p in products), np.zeros(1))
 
 
 def _head(s: Shapes) -> tuple[int, int]:
@@ -126,7 +126,7 @@ def _projections(s: Shapes) -> tuple[tuple[Floats, Floats, Floats], tuple[Floats
     last = product(s.tokens, heads * v, model.hidden_size)
     if not model.multi_latent_attention:
         keys = np.maximum(model.query_groups / s.tp, 1.0)
-        zero = np.float64(0)
+        zero = np.zeros(1)
         return product(s.tokens, model.hidden_size, (heads + 2 * keys) * qk), (zero, zero, zero), last
     down = product(s.tokens / s.split, model.hidden_size, model.kv_lora_rank + model.qk_pos_emb_head_dim)
     up = product(s.tokens, model.kv_lora_rank, heads * (model.qk_head_dim + v))
@@ -148,7 +148,7 @@ def _core(s: Shapes) -> tuple[Floats, Floats, Floats]:
     wide = _wide_rate(s)
     plain = unfused_attention(s.machine, wide, s.tokens, float(s.seq_length), heads, qk, v)
     stored = s.columns.equals("attention_backend", "unfused", "local")
-    return np.where(stored, plain[0], fused[0]), np.where(stored, plain[1], fused[1]), np.where(stored, 8.0, 2.0)
+    return np.where(stored, plain[0], fused[0]), np.where(stored, plain[1], fused[1]), np.where(stored, 10.0, 3.0)
 
 
 def _context(s: Shapes, beside: Floats) -> tuple[Floats, Floats]:

@@ -124,7 +124,11 @@ def _chunks(layers: int, split: Split) -> list[int]:
     per_rank = dict(ends)
     for place, rank in enumerate(others):
         per_rank[rank] = per_rank.get(rank, 0) + units // len(others) + int(place < units % len(others))
-    chunks = [per_rank[rank] // split.vpp + int(chunk < per_rank[rank] % split.vpp) for chunk in range(split.vpp) for rank in range(split.pp)]
+    chunks = [
+        per_rank[rank] // split.vpp + int(chunk < per_rank[rank] % split.vpp)
+        for chunk in range(split.vpp)
+        for rank in range(split.pp)
+    ]
     chunks[0] -= int(split.embedding_counts)
     chunks[-1] -= int(split.loss_counts)
     return chunks

@@ -102,7 +102,7 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     after = busy_s + load.rest_s
     slow = after / before
     busy_w = static + dynamic * load.busy * c.dynamic(held)
-    rest_w = static + dynamic * load.rest
+    rest_w = np.minimum(static + dynamic * load.rest, limit)
     mean = (busy_w * busy_s + rest_w * load.rest_s) / after
     peak = _peak(static + dynamic * load.stretch, limit)
     wanted = (static + dynamic * load.busy) * load.busy_s + rest_w * load.rest_s
@@ -148,7 +148,7 @@ def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
 
 
 def _forward_density(times: TimeTable, c: PowerCoefficients) -> Floats:
-    """Demand of a forward pass: more element-wise work and exchange for each product than a backward pass."""
+    """Demand of a forward pass: more element-wise work and exchange for each product than the backward pass has."""
     weight = {"gemm": 1.0, "attention": c.attention, "elementwise": c.memory, "moe_routing": c.memory}
     seconds = {name: times.parts[name] * share for name, share in _FORWARD.items()}
     total = np.maximum(sum(seconds.values(), np.zeros(1)), 1e-12)
@@ -170,7 +170,7 @@ def _peak(wanted: Floats, limit: Floats) -> Floats:
 def _risk(gpu: GpuSpec, c: PowerCoefficients, mean: Floats, peak: Floats, load: _Load, limit: Floats) -> Floats:
     """Sustained demand, its bursts, and the overshoot at every change from waiting to full load, against the limit.
 
-    The same waiting in fewer, longer pieces has fewer changes per second: the overshoot falls with the root of a micro-batch's time.
+    The same waiting in fewer, longer pieces has fewer changes per second: overshoot falls with the root of a micro-batch's time.
     """
     changes = load.bubble * np.minimum(np.sqrt(c.window_s / load.micro_batch_s), 2.0)
     step_up = c.overshoot * changes * np.maximum(peak - gpu.idle_w, 0.0)

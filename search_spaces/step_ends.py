@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from search_spaces.columns import Bools, Columns
 from search_spaces.communication import Group
@@ -71,7 +72,7 @@ class StepEnds(NamedTuple):
     plain: Ends
     expert: Ends
     sharded_parameters: Bools
-    rows: np.ndarray  # type: ignore[type-arg]
+    rows: npt.NDArray[np.intp]
 
 
 def step_ends(machine: Machine, columns: Columns) -> StepEnds:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from search_spaces.coefficients import Coefficients
 from search_spaces.columns import Columns
@@ -102,7 +103,7 @@ def estimate(
     )
 
 
-def layer_seconds(machine: Machine, columns: Columns, balanced: bool) -> tuple[Floats, Floats, Floats]:
+def layer_seconds(machine: Machine, columns: Columns, balanced: bool) -> tuple[Floats, Floats, npt.NDArray[np.intp]]:
     """Seconds of one micro-batch in each kind of layer.
 
     Returns:
@@ -132,7 +133,9 @@ def _pieces(s: Shapes, model: ModelSpec) -> list[Piece]:
 def _visible(piece: Piece, size: int) -> tuple[Floats, Floats]:
     """Device seconds by part, the host's where the device waits for it, and recomputation as one part."""
     both = piece.forward.plus(piece.backward)
-    waits = np.maximum(piece.forward.host - piece.forward.device, 0.0) + np.maximum(piece.backward.host - piece.backward.device, 0.0)
+    waits = np.maximum(piece.forward.host - piece.forward.device, 0.0) + np.maximum(
+        piece.backward.host - piece.backward.device, 0.0
+    )
     parts = np.stack([np.broadcast_to(part, (size,)) for part in (*both[:7], waits)])
     again = np.maximum(piece.again.device, piece.again.host)
     return parts, np.broadcast_to(again, (size,))

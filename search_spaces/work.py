@@ -56,7 +56,7 @@ class Work(NamedTuple):
         """Both, one after the other."""
         return Work(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
-    def times(self, factor: float | Floats) -> Work:
+    def times(self, factor: float | Floats | Bools) -> Work:
         """Repeated, or a share of it."""
         return Work(*(mine * factor for mine in self))
 
@@ -116,14 +116,15 @@ class Shapes:
             tokens=columns.mbs * columns.workload.seq_length / columns.cp,
             tp=tp,
             element=np.where(fp32, 4.0, 2.0),
-            rate=machine.gemm_rate(low, fp32) * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
+            rate=machine.gemm_rate(low, fp32)
+            * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
             low=low,
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
             balanced=balanced,
         )
 
-    def group(self, size: Floats, stride: Floats) -> Group:
+    def group(self, size: Floats, stride: Floats | float) -> Group:
         """Ranks that communicate."""
         return Group.of(self.machine, size, stride)
 
@@ -143,7 +144,7 @@ class Shapes:
     @property
     def tp_launches(self) -> Floats:
         """Launches that a block's exchange over the TP ranks costs the host (a collective's bookkeeping is worth a few)."""
-        return np.where(self.tp > 1, 1.5, 0.0)
+        return np.where(self.tp > 1, 3.0, 0.0)
 
     def recomputes(self, module: str) -> Bools:
         """Where selective recomputation covers a module; Megatron's default is core_attn."""
@@ -154,7 +155,7 @@ class Shapes:
     def tp_exchange(self) -> Floats:
         """Seconds of one all-reduce of the hidden states over the TP ranks, or of its halves under sequence parallelism."""
         size = self.tokens * self.model.hidden_size * self.element
-        return np.where(self.tp > 1, self.group(self.tp, np.float64(1)).reduce(size), 0.0)
+        return np.where(self.tp > 1, self.group(self.tp, 1.0).reduce(size), 0.0)
 
     def tp_exposed(self, beside: Floats | None = None) -> Floats:
         """That exchange's seconds that nothing hides.
