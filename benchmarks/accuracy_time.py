@@ -25,14 +25,17 @@ CALIBRATION_ROWS = 5
 
 def groups(folder: Path) -> list[dict[str, Any]]:
     """One entry per source and mode."""
-    found: list[dict[str, Any]] = []
-    for source, rows in by_source(read(folder)).items():
-        predicted, calibrated, scored = _predict(source, rows)
-        measured = np.array([row.measured.step_time_s for row in rows])
-        found.append(_entry(source, "shipped", rows, predicted, measured))
-        if scored.any():
-            kept = [row for row, keep in zip(rows, scored, strict=True) if keep]
-            found.append(_entry(source, "calibrated", kept, calibrated[scored], measured[scored]))
+    return [entry for source, rows in by_source(read(folder)).items() for entry in groups_of(source, rows)]
+
+
+def groups_of(source: str, rows: Sequence[TimedRow]) -> list[dict[str, Any]]:
+    """The entries of one source."""
+    predicted, calibrated, scored = _predict(source, rows)
+    measured = np.array([row.measured.step_time_s for row in rows])
+    found = [_entry(source, "shipped", rows, predicted, measured)]
+    if scored.any() and not scored.all():
+        kept = [row for row, keep in zip(rows, scored, strict=True) if keep]
+        found.append(_entry(source, "calibrated", kept, calibrated[scored], measured[scored]))
     return found
 
 

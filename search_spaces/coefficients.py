@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, PositiveFloat
+from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 _FILE = Path(__file__).with_name("coefficients.yaml")
 
@@ -62,20 +62,6 @@ class Coefficients(BaseModel):
 NAMES = tuple(Coefficients.model_fields)
 
 
-class Shipped(BaseModel):
-    """Shipped coefficients of one kind of GPU.
-
-    Attributes:
-        values: Coefficients that differ from the general ones.
-        fitted_on: Groups of published rows behind them; empty = general physics.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    values: dict[str, NonNegativeFloat] = {}
-    fitted_on: tuple[str, ...] = ()
-
-
 @cache
 def _file() -> dict[str, Any]:
     return dict(yaml.safe_load(_FILE.read_text(encoding="utf-8"))) if _FILE.is_file() else {}
@@ -88,7 +74,5 @@ def shipped(gpu: str, without: str | None = None) -> Coefficients:
         gpu: Name in hardware.yaml; a user's own GPU gets the general coefficients.
         without: Group of published rows that must not have been used to fit them.
     """
-    held_out: Mapping[str, Any] = _file().get("without", {}).get(without, _file())
-    general = held_out.get("general", {})
-    own = held_out.get("gpus", {}).get(gpu, {})
-    return Coefficients(**{**general, **own})
+    held_out: Mapping[str, Any] = _file().get("without", {}).get(without, {}).get("gpus", {})
+    return Coefficients(**held_out.get(gpu, _file().get("gpus", {}).get(gpu, {})))

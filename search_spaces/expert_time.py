@@ -45,7 +45,7 @@ def expert_piece(s: Shapes) -> Piece:
 def _launches(s: Shapes, grouped: Bools) -> Floats:
     """Launches of one direction: routing, sorting, exchange, and some for each local expert (grouped ones cast operands apart)."""
     local = (s.model.num_experts or 1) / s.columns.ep
-    return 60.0 + local * (np.where(grouped, 4.0, 8.0) + 12.0 * s.low)
+    return np.asarray(60.0 + local * (np.where(grouped, 4.0, 8.0) + 12.0 * s.low))
 
 
 def _load(s: Shapes) -> Floats:
@@ -54,7 +54,7 @@ def _load(s: Shapes) -> Floats:
     factors = np.array([value if value else np.inf for value in capacity.values])[capacity.codes]
     imbalance = 1.0 if s.balanced else s.machine.coefficients.imbalance
     load = np.minimum(np.where(s.columns.ep > 1, imbalance, 1.0), factors)
-    return np.where(s.columns.flag("moe_pad_expert_input_to_capacity") & np.isfinite(factors), factors, load)
+    return np.asarray(np.where(s.columns.flag("moe_pad_expert_input_to_capacity") & np.isfinite(factors), factors, load))
 
 
 def _products(s: Shapes, routed: Floats, grouped: Bools) -> tuple[Floats, Floats]:
