@@ -41,7 +41,7 @@ FAMILIES = {
 }
 MOST = 24
 FITTED = tuple(name for name in NAMES if name != "step_ms")  # only a pool's own rows tell it
-WEIGHT = 12.0
+WEIGHT = 0.5  # rows that a source and GPU counts for: two sources differ by more than their rows do
 
 
 def chosen(rows: Sequence[TimedRow]) -> list[TimedRow]:
@@ -94,7 +94,7 @@ def _fit(rows: Sequence[TimedRow], prior: Coefficients) -> Coefficients:
     counts: dict[tuple[str, str], int] = {}
     for row in rows:
         counts[row.source, row.gpu.name] = counts.get((row.source, row.gpu.name), 0) + 1
-    weights = np.array([WEIGHT / max(counts[row.source, row.gpu.name], WEIGHT) for row in rows])
+    weights = np.array([WEIGHT / counts[row.source, row.gpu.name] for row in rows])
     samples = [Sample(row.measured, row.gpu, row.links) for row in rows]
     return fit(samples, prior, FITTED, weights, iterations=6)
 

@@ -14,6 +14,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
 from search_spaces.model import ModelSpec, Workload
 
+WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
 GPU_NAMES = {"B200-SXM": "b200", "B300-SXM": "b300", "GB300": "gb300", "GB200": "gb200", "H100-SXM-96GB-HBM2e (500 W limit)": ""}
 TWO_PER_PORT = {
@@ -66,7 +67,14 @@ def _csv(path: Path) -> list[Mapping[str, str]]:
 def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     seconds = row.step_time_s or _from_flops(row, raw)
     name = GPU_NAMES.get(row.gpu, row.gpu)
-    if seconds is None or row.quality not in "AB" or row.facts.fp4 or not name or row.assumed or "lora" in raw["workload"].lower():
+    if (
+        seconds is None
+        or row.quality not in "AB"
+        or row.facts.fp4
+        or not name
+        or WORKLOAD & set(row.assumed)
+        or "lora" in raw["workload"].lower()
+    ):
         return None
     changes: dict[str, Any] = {}
     if row.source_group in OLD_KERNELS:
@@ -77,6 +85,8 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
         changes["cuda_graph_impl"] = "full_iteration"
     elif "CUDA graph transformer_engine" in raw["notes"]:
         changes["cuda_graph_impl"] = "transformer_engine"
+    if row.source_group == "megatron-bridge-perf" and row.config.sequence_parallel:
+        changes["tp_comm_overlap"] = True  # Megatron-Bridge's performance recipes switch it on wherever TP > 1
     if not row.facts.grad_reduce_in_fp32:
         changes["main_grads_dtype"] = "bf16"
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"

@@ -36,7 +36,7 @@ class Coefficients(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gemm: PositiveFloat = 0.75
-    gemm_low: PositiveFloat = 0.55
+    gemm_low: PositiveFloat = 0.75
     tail: PositiveFloat = 0.5
     attention: PositiveFloat = 0.5
     memory: PositiveFloat = 0.75

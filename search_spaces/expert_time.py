@@ -26,12 +26,14 @@ def expert_piece(s: Shapes) -> Piece:
     around = s.moved(s.tokens * s.model.hidden_size * 5.5 / s.split)
     middle = s.moved(routed * s.model.expert_ffn_size / s.columns.etp * (3.0 if s.model.swiglu else 2.0))
     casts = s.casts(routed * (s.model.hidden_size + s.model.expert_ffn_size / s.columns.etp))
+    wide = 3 if s.model.swiglu else 2
+    weights = wide * s.model.hidden_size * s.model.expert_ffn_size * (s.model.num_experts or 1) / (s.columns.ep * s.columns.etp)
     exchange = _exposed(s, _exchange(s, own, routed), products[0])
     kernels = _launches(s, grouped)
     ahead = work(gemm=products[0], elementwise=around + middle + casts, routing=routing, ep=exchange, host=s.host(kernels))
     back = work(
         gemm=products[1],
-        elementwise=1.5 * (around + middle + casts),
+        elementwise=1.5 * (around + middle + casts) + s.accumulation(weights),
         routing=routing,
         ep=exchange,
         host=s.host(1.3 * kernels),

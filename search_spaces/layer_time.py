@@ -36,7 +36,7 @@ def attention_piece(s: Shapes) -> Piece:
     back = work(
         gemm=forward[1] + forward[2],
         attention=core_backward,
-        elementwise=1.5 * (around + rope) + casts,
+        elementwise=1.5 * (around + rope) + casts + s.accumulation(_attention_weights(s)),
         tp=s.tp_exposed(forward[2]),
         cp=cp_backward,
         host=s.host(_BACKWARD_HOST * (18.0 + core_host) + s.tp_launches),
@@ -62,7 +62,7 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     ahead = work(gemm=up[0] + down[0], elementwise=around + middle + casts, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
-        elementwise=1.5 * (around + middle) + back_casts,
+        elementwise=1.5 * (around + middle) + back_casts + s.accumulation((wide + 1) * model.hidden_size * ffn / s.tp),
         tp=s.tp_exposed(up[2]),
         host=s.host(_BACKWARD_HOST * kernels + s.tp_launches),
     )
@@ -86,8 +86,22 @@ def head_piece(s: Shapes) -> Piece:
     small = np.where(s.tp > 1, 3.0 * s.group(s.tp, 1.0).reduce(4.0 * s.tokens), 0.0)
     gather = np.where(s.split > 1, s.tp_exchange() / 2.0, 0.0)
     ahead = work(gemm=forward, elementwise=14.0 * logits, tp=small + gather, host=s.host(15.0))
-    back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits, tp=s.tp_exposed(wgrad), host=s.host(10.0))
+    main = s.accumulation(s.model.hidden_size * vocabulary)
+    back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits + main, tp=s.tp_exposed(wgrad), host=s.host(10.0))
     return Piece(ahead, back, NONE)
+
+
+def _attention_weights(s: Shapes) -> Floats:
+    """Weights of the attention block on one rank."""
+    model, heads = s.model, s.model.num_attention_heads / s.tp
+    qk, v = _head(s)
+    if not model.multi_latent_attention:
+        return np.asarray(model.hidden_size * (2 * heads + 2 * np.maximum(model.query_groups / s.tp, 1.0)) * qk)
+    down = model.hidden_size * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
+    up = model.kv_lora_rank * heads * (model.qk_head_dim + v)
+    rank = model.q_lora_rank
+    query = rank * (model.hidden_size + heads * qk) if rank is not None else model.hidden_size * heads * qk
+    return np.asarray(down + up + query + heads * v * model.hidden_size)
 
 
 def _whole(s: Shapes, forward: Work) -> Work:

@@ -33,6 +33,7 @@ LAYER_KNOBS = (
     "moe_expert_capacity_factor",
     "moe_pad_expert_input_to_capacity",
     "precision",
+    "main_grads_dtype",
     "fp8_format",
     "fp8_recipe",
     "attention_backend",
@@ -99,6 +100,7 @@ class Shapes:
     element: Floats
     rate: Floats
     low: Bools
+    gradient: Floats
     split: Floats
     recompute_full: Bools
     balanced: bool
@@ -119,6 +121,7 @@ class Shapes:
             rate=machine.gemm_rate(low, fp32)
             * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
             low=low,
+            gradient=np.where(columns.equals("main_grads_dtype", "bf16"), 2.0, 4.0),
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
             balanced=balanced,
@@ -135,6 +138,10 @@ class Shapes:
     def casts(self, elements: Floats | float) -> Floats:
         """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
         return self.moved(elements * CAST_ELEMENTS) * self.low
+
+    def accumulation(self, weights: Floats | float) -> Floats:
+        """Seconds of adding a micro-batch's weight gradients to the main gradients: read and write, 32 or 16 bits."""
+        return np.asarray(weights * self.gradient * 2.0 / self.machine.bandwidth)
 
     def host(self, kernels: Floats | float) -> Floats:
         """Seconds of the host for this many launches; none under CUDA graphs."""
