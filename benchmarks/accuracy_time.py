@@ -1,8 +1,8 @@
 """Accuracy of predicted step times by source: shipped (the source held out of the fit) and calibrated (five measured rows).
 
-The five rows of a pool (source, GPU, one node or several) are chosen without seeing any error: first the row with the median
-predicted time, then again and again the row whose predicted shares of time by part differ most from those of the rows chosen so
-far. They are never among the rows scored. A pool with fewer than ten rows gives half of them.
+The five rows of a pool (source, GPU, one node or several) are chosen without seeing any measurement: the middles of five clusters
+of the predicted shares of time by part (k-medoids, started with the row of median predicted time and then the row farthest from
+those chosen so far). They are never among the rows scored. A pool with fewer than ten rows gives half of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from search_spaces.columns import Columns
 from search_spaces.step_time import estimate
 
 CALIBRATION_ROWS = 5
+ROUNDS = 10
 
 
 def groups(folder: Path) -> list[dict[str, Any]]:
@@ -61,9 +62,22 @@ def choose(samples: Sequence[Sample], prior: Coefficients) -> list[int]:
     shares, seconds = _shares(samples, prior)
     chosen = [int(np.argsort(seconds, kind="stable")[len(seconds) // 2])]
     while len(chosen) < count:
-        distance = np.min([np.abs(shares - shares[item]).sum(axis=1) for item in chosen], axis=0)
-        chosen.append(int(np.argmax(distance)))
+        chosen.append(int(np.argmax(_distances(shares, chosen).min(axis=1))))
+    for _ in range(ROUNDS):
+        nearest = _distances(shares, chosen).argmin(axis=1)
+        chosen = [_middle(shares, np.flatnonzero(nearest == place)) for place in range(count) if (nearest == place).any()]
+        count = len(chosen)
     return list(dict.fromkeys(chosen))
+
+
+def _distances(shares: Floats, rows: Sequence[int]) -> Floats:
+    """Sum of the differences of all parts' shares, rows x chosen rows."""
+    return np.stack([np.abs(shares - shares[row]).sum(axis=1) for row in rows], axis=1)
+
+
+def _middle(shares: Floats, rows: np.ndarray) -> int:
+    """The row of a cluster that is nearest to its mean."""
+    return int(rows[np.abs(shares[rows] - shares[rows].mean(axis=0)).sum(axis=1).argmin()])
 
 
 def _shares(samples: Sequence[Sample], prior: Coefficients) -> tuple[Floats, Floats]:
