@@ -41,7 +41,7 @@ FAMILIES = {
 }
 MOST = 24
 FITTED = tuple(name for name in NAMES if name != "step_ms")  # only a pool's own rows tell it
-WEIGHT = 0.5  # rows that a source and GPU counts for: two sources differ by more than their rows do
+WEIGHT = 1.5  # rows that a source and GPU counts for: two sources differ by more than their rows do
 
 
 def chosen(rows: Sequence[TimedRow]) -> list[TimedRow]:

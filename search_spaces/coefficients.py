@@ -35,13 +35,13 @@ class Coefficients(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    gemm: PositiveFloat = 0.75
+    gemm: PositiveFloat = 0.7
     gemm_low: PositiveFloat = 0.75
-    tail: PositiveFloat = 0.5
+    tail: PositiveFloat = 1.0
     attention: PositiveFloat = 0.5
     memory: PositiveFloat = 0.75
-    launch_us: PositiveFloat = 20.0
-    inside: PositiveFloat = 0.7
+    launch_us: PositiveFloat = 30.0
+    inside: PositiveFloat = 0.6
     between: PositiveFloat = 0.6
     latency: PositiveFloat = 1.5
     overlap: PositiveFloat = 0.8
