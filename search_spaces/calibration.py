@@ -1,7 +1,7 @@
 """Calibration: coefficients refitted from measured steps, with the shipped values as priors.
 
-Robust least squares on the logarithms of the coefficients (Levenberg-Marquardt; Tukey-free: residuals beyond the scale count
-linearly, as Huber's do), so that few rows move only what they can tell and one bad measurement moves little.
+Robust least squares on the logarithms of the coefficients (Levenberg-Marquardt; residuals beyond the scale count linearly, as
+Huber's do), so that few rows move only what they can tell and one bad measurement moves little.
 """
 
 from __future__ import annotations
