@@ -67,7 +67,9 @@ def test_step_time_does_not_get_worse(sources, source, shipped_at_most, calibrat
 
 
 def test_slowdowns_after_calibration(shared):
-    found = [g for g in accuracy_power.groups(shared / "data" / "published") if g["mode"] == "calibrated" and "above" not in g["source"]]
+    found = [
+        g for g in accuracy_power.groups(shared / "data" / "published") if g["mode"] == "calibrated" and "above" not in g["source"]
+    ]
     assert sum(g["within_5_points"] for g in found) >= 0.9 * sum(g["n"] for g in found)
 
 
