@@ -1,0 +1,58 @@
+"""Accuracy of the predicted step time and slow-down on published measurements, by source.
+
+    python benchmarks/accuracy.py FOLDER [--json]
+
+Every source is scored with coefficients that were fitted without it ("shipped"), then with a few of its own rows measured
+("calibrated"); see `accuracy_time` and `accuracy_power` for which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import accuracy_power, accuracy_time  # noqa: E402  the repository is no package
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """All groups."""
+    found = accuracy_time.groups(folder) if (folder / "throughput.csv").is_file() else []
+    found += accuracy_power.groups(folder) if (folder / "power.csv").is_file() else []
+    return {"groups": found}
+
+
+def table(groups: list[dict[str, Any]]) -> str:
+    """The groups as text."""
+    lines = [f"{'source':26}{'quantity':13}{'mode':11}{'n':>5}{'mean':>7}{'max':>7}{'bias':>8}  ranking or rows within 5 points"]
+    for g in groups:
+        head = f"{g['source']:26}{g['quantity']:13}{g['mode']:11}{g['n']:5d}"
+        lines.append(f"{head}{g['mape']:7.1%}{g['max_ape']:7.1%}{g['bias']:+8.1%}  {_ranking(g)}")
+    return "\n".join(lines)
+
+
+def _ranking(group: dict[str, Any]) -> str:
+    if group["quantity"] == "slowdown":
+        return f"{group['within_5_points']} of {group['n']}"
+    if group["kendall_tau"] is None:
+        return "-"
+    own = f"tau {group['kendall_tau']:.2f} (worst {group['kendall_tau_min']:.2f}, {group['tau_groups']} groups)"
+    return f"{own}, parameters x tokens {group['tau_parameters_tokens']:.2f}, fewest ranks {group['tau_fewest_ranks']:.2f}"
+
+
+def main() -> None:
+    """Print the table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder with throughput.csv, vtrain_a100.csv and power.csv")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    found = results(options.folder)
+    print(json.dumps(found, indent=1) if options.json else table(found["groups"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Accuracy of predicted step times by source: shipped (the source held out of the fit) and calibrated (five measured rows).
+
+The five rows of a pool (source, GPU, one node or several) are chosen without seeing any error: first the row with the median
+predicted time, then again and again the row whose predicted shares of time by part differ most from those of the rows chosen so
+far. They are never among the rows scored. A pool with fewer than ten rows gives half of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.ranking import Floats, errors, ranking
+from benchmarks.timed_rows import TimedRow, by_source, read
+from search_spaces.calibration import Predictor, Sample, fit
+from search_spaces.coefficients import Coefficients, shipped
+from search_spaces.columns import Columns
+from search_spaces.step_time import estimate
+
+CALIBRATION_ROWS = 5
+
+
+def groups(folder: Path) -> list[dict[str, Any]]:
+    """One entry per source and mode."""
+    return [entry for source, rows in by_source(read(folder)).items() for entry in groups_of(source, rows)]
+
+
+def groups_of(source: str, rows: Sequence[TimedRow]) -> list[dict[str, Any]]:
+    """The entries of one source."""
+    predicted, calibrated, scored = _predict(source, rows)
+    measured = np.array([row.measured.step_time_s for row in rows])
+    found = [_entry(source, "shipped", rows, predicted, measured)]
+    if scored.any() and not scored.all():
+        kept = [row for row, keep in zip(rows, scored, strict=True) if keep]
+        found.append(_entry(source, "calibrated", kept, calibrated[scored], measured[scored]))
+    return found
+
+
+def _predict(source: str, rows: Sequence[TimedRow]) -> tuple[Floats, Floats, np.ndarray]:
+    """Seconds with the shipped and with calibrated coefficients, and which rows were not used to calibrate."""
+    first, second, scored = np.zeros(len(rows)), np.zeros(len(rows)), np.ones(len(rows), dtype=bool)
+    for places in _pools(rows):
+        samples = [_sample(rows[place]) for place in places]
+        prior = shipped(rows[places[0]].gpu.name, without=source)
+        first[places] = Predictor(samples)(prior)
+        chosen = choose(samples, prior)
+        scored[[places[item] for item in chosen]] = False
+        own = fit([samples[item] for item in chosen], prior)
+        second[places] = Predictor(samples)(own)
+    return first, second, scored
+
+
+def choose(samples: Sequence[Sample], prior: Coefficients) -> list[int]:
+    """The rows to calibrate on, by the rule in the module's docstring."""
+    count = min(CALIBRATION_ROWS, len(samples) // 2)
+    if not count:
+        return []
+    shares, seconds = _shares(samples, prior)
+    chosen = [int(np.argsort(seconds, kind="stable")[len(seconds) // 2])]
+    while len(chosen) < count:
+        distance = np.min([np.abs(shares - shares[item]).sum(axis=1) for item in chosen], axis=0)
+        chosen.append(int(np.argmax(distance)))
+    return list(dict.fromkeys(chosen))
+
+
+def _shares(samples: Sequence[Sample], prior: Coefficients) -> tuple[Floats, Floats]:
+    rows, seconds = [], []
+    for sample in samples:
+        table = estimate(Columns.of(sample.measured.workload, sample.measured.config), sample.gpu, sample.links, prior)
+        seconds.append(float(table.step_time_s[0]))
+        rows.append([value / seconds[-1] for value in table.row(0).values()])
+    return np.array(rows), np.array(seconds)
+
+
+def _pools(rows: Sequence[TimedRow]) -> list[list[int]]:
+    pools: dict[Any, list[int]] = {}
+    for place, row in enumerate(rows):
+        pools.setdefault((row.gpu.name, row.measured.workload.world_size <= row.links.domain), []).append(place)
+    return list(pools.values())
+
+
+def _sample(row: TimedRow) -> Sample:
+    return Sample(row.measured, row.gpu, row.links)
+
+
+def _entry(source: str, mode: str, rows: Sequence[TimedRow], predicted: Floats, measured: Floats) -> dict[str, Any]:
+    """One line of the table; the baselines rank by parameters x tokens / GPUs and by the number of model-parallel ranks."""
+    names = [row.group for row in rows]
+    own = ranking(names, predicted, measured)
+    work = np.array([_parameters_tokens(row) for row in rows])
+    ranks = np.array([_model_parallel(row) for row in rows])
+    return {
+        "source": source,
+        "quantity": "step_time_s",
+        "mode": mode,
+        "n": len(rows),
+        **errors(predicted, measured),
+        "kendall_tau": own.median,
+        "kendall_tau_min": own.worst,
+        "tau_groups": own.groups,
+        "tau_parameters_tokens": ranking(names, work, measured).median,
+        "tau_fewest_ranks": ranking(names, ranks, measured).median,
+    }
+
+
+def _parameters_tokens(row: TimedRow) -> float:
+    m, w = row.measured.workload.model, row.measured.workload
+    return float(m.num_layers * m.hidden_size**2 * w.tokens_per_step / w.world_size)
+
+
+def _model_parallel(row: TimedRow) -> float:
+    c = row.measured.config
+    return float(c.tensor_model_parallel_size * c.pipeline_model_parallel_size * c.context_parallel_size)

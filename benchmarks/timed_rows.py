@@ -1,0 +1,145 @@
+"""Published step times as tables that the cost model can be asked about: rows of one workload on one pool together."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.published import PublishedRow, read_throughput
+from search_spaces.calibration import Measured
+from search_spaces.config import TrialConfig
+from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
+from search_spaces.model import ModelSpec, Workload
+
+OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
+GPU_NAMES = {"B200-SXM": "b200", "B300-SXM": "b300", "GB300": "gb300", "GB200": "gb200", "H100-SXM-96GB-HBM2e (500 W limit)": ""}
+TWO_PER_PORT = {
+    "two-per-hdr": {"bandwidth_gb_s": 25, "latency_us": 8, "devices_per_port": 2, "source": "four HDR ports for eight GPUs"},
+    "two-per-roce-100": {"bandwidth_gb_s": 12.5, "latency_us": 12, "devices_per_port": 2, "source": "4 x 100 Gb/s RoCE per node"},
+}
+NETWORKS = {"bigscience-bloom": "omnipath-100x4", "vtrain": "two-per-hdr", "internevo": "two-per-roce-100"}
+
+
+@dataclass(frozen=True, slots=True)
+class TimedRow:
+    """One measured step.
+
+    Attributes:
+        id: The row's name.
+        source: What is held out together.
+        gpu: The device.
+        links: How the devices are joined.
+        measured: Workload, configuration and seconds.
+    """
+
+    id: str
+    source: str
+    gpu: GpuSpec
+    links: Links
+    measured: Measured
+
+    @property
+    def group(self) -> tuple[Any, ...]:
+        """What a ranking is over: model, GPU, count, global batch, sequence length."""
+        w = self.measured.workload
+        return self.gpu.name, w.model, w.world_size, w.global_batch_size, w.seq_length
+
+
+def read(folder: Path) -> list[TimedRow]:
+    """All rows with seconds or tokens/s whose split, batch and precision can be expressed."""
+    rows, _ = read_throughput(folder / "throughput.csv")
+    raw = {row["id"]: row for row in _csv(folder / "throughput.csv")}
+    timed = [_timed(row, raw[row.id]) for row in rows if row.status == "ok"]
+    return [row for row in timed if row is not None] + [_vtrain(row, i) for i, row in enumerate(_csv(folder / "vtrain_a100.csv"))]
+
+
+def _csv(path: Path) -> list[Mapping[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
+    seconds = row.step_time_s or _from_flops(row, raw)
+    name = GPU_NAMES.get(row.gpu, row.gpu)
+    if seconds is None or row.quality not in "AB" or row.facts.fp4 or not name or row.assumed or "lora" in raw["workload"].lower():
+        return None
+    changes: dict[str, Any] = {}
+    if row.source_group in OLD_KERNELS:
+        changes["attention_backend"] = "unfused"
+    if "EP a2a overlap on" in raw["notes"]:
+        changes["overlap_moe_expert_parallel_comm"] = True
+    if "CUDA graph full_iteration" in raw["notes"]:
+        changes["cuda_graph_impl"] = "full_iteration"
+    elif "CUDA graph transformer_engine" in raw["notes"]:
+        changes["cuda_graph_impl"] = "transformer_engine"
+    if not row.facts.grad_reduce_in_fp32:
+        changes["main_grads_dtype"] = "bf16"
+    routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
+    measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
+    return TimedRow(row.id, row.source_group, gpu(name), _links(gpu(name), row.source_group, row.gpus_per_node), measured)
+
+
+def _links(device: GpuSpec, source: str, gpus_per_node: int) -> Links:
+    return links_of(device, gpus_per_node, NETWORKS.get(source), own=TWO_PER_PORT)
+
+
+def _from_flops(row: PublishedRow, raw: Mapping[str, str]) -> float | None:
+    """Seconds of the SC21 table, whose TFLOP/s follow a stated formula: 96 B s l h^2 (1 + s / 6h + V / 16lh)."""
+    if row.source_group != "sc21-table1" or not raw["hw_tflops_per_gpu"]:
+        return None
+    m, w = row.workload.model, row.workload
+    extra = 1 + w.seq_length / (6 * m.hidden_size) + m.vocab_size / (16 * m.num_layers * m.hidden_size)
+    work = 96 * w.tokens_per_step * m.num_layers * m.hidden_size**2 * extra
+    return float(work / (float(raw["hw_tflops_per_gpu"]) * 1e12 * w.world_size))
+
+
+def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
+    model = ModelSpec(
+        num_layers=int(raw["layers"]),
+        hidden_size=int(raw["hidden"]),
+        num_attention_heads=int(raw["heads"]),
+        vocab_size=51200,
+        swiglu=False,
+        normalization="LayerNorm",
+        add_bias_linear=True,
+        untie_embeddings_and_output_weights=False,
+        position_embedding_type="learned_absolute",
+        max_position_embeddings=int(raw["seq_len"]),
+    )
+    workload = Workload(
+        model=model, world_size=int(raw["n_gpus"]), global_batch_size=int(raw["global_batch"]), seq_length=int(raw["seq_len"])
+    )
+    config = TrialConfig(
+        tensor_model_parallel_size=int(raw["tp"]),
+        pipeline_model_parallel_size=int(raw["pp"]),
+        micro_batch_size=int(raw["micro_batch"]),
+        precision="fp16",
+        attention_backend="unfused",
+        **_vtrain_recompute(raw),
+    )
+    device = gpu("a100-sxm4-80gb")
+    measured = Measured(workload, config, float(raw["iteration_time_ms"]) / 1000, "balanced")
+    return TimedRow(f"vtrain-{raw['set']}-{position}", "vtrain", device, _links(device, "vtrain", 8), measured)
+
+
+def _vtrain_recompute(raw: Mapping[str, str]) -> dict[str, Any]:
+    """The multi-node set trains with every layer recomputed; the single-node set keeps all activations."""
+    if raw["set"] != "multi":
+        return {}
+    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def by_source(rows: Iterable[TimedRow]) -> dict[str, list[TimedRow]]:
+    """Rows by what is held out together."""
+    found: dict[str, list[TimedRow]] = {}
+    for row in rows:
+        found.setdefault(row.source, []).append(row)
+    return found
+
+
+__all__ = ["LinkSpec", "TimedRow", "by_source", "read"]

@@ -1,0 +1,186 @@
+"""GpuSpec, LinkSpec, Links: what machines are made of. The figures and their sources are in hardware.yaml.
+
+A user's own GPU or link is an entry of the same shape in the study; it is looked up before the shipped ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
+
+_FILE = Path(__file__).with_name("hardware.yaml")
+_NETWORK_OF_LINK = {"nvlink3": "ib-200", "nvlink4": "ib-400", "nvlink5": "ib-400", "nvl72": "ib-800", "loopback": "loopback"}
+
+
+class ClockRange(BaseModel):
+    """Clocks of the multiprocessors in MHz: the lowest settable, the guaranteed, the highest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    low: PositiveFloat
+    base: PositiveFloat
+    boost: PositiveFloat
+
+
+class GpuSpec(BaseModel):
+    """One kind of device. Per device as a rank sees it, except watts, which are per package.
+
+    Attributes:
+        vendor: Who makes it.
+        memory_gib: Device memory.
+        memory_bandwidth_gb_s: Peak bandwidth of that memory, 10^9 bytes/s.
+        peak_tflops: Dense peak by precision, 10^12 operations/s.
+        multiprocessors: SMs or compute units.
+        dies_per_package: Devices that share one package and its watts (MI250: 2).
+        tdp_w: Board power the device is built for, per package.
+        idle_w: Watts with a context open and nothing running, per package.
+        power_limit_w: Lowest and highest power limit that can be set, per package.
+        clock_mhz: Clocks of the multiprocessors.
+        link: Name of the link to the other devices of the node.
+        host_link: Name of the link to the host's memory.
+        source: Where the figures are from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vendor: Literal["nvidia", "amd", "cpu"]
+    memory_gib: PositiveFloat
+    memory_bandwidth_gb_s: PositiveFloat
+    peak_tflops: dict[Precision, PositiveFloat]
+    multiprocessors: PositiveInt
+    dies_per_package: PositiveInt = 1
+    tdp_w: PositiveFloat
+    idle_w: PositiveFloat
+    power_limit_w: tuple[PositiveFloat, PositiveFloat]
+    clock_mhz: ClockRange
+    link: str
+    host_link: str
+    source: Annotated[str, Field(min_length=1)]
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _figures_agree(self) -> GpuSpec:
+        low, high = self.power_limit_w
+        if not self.idle_w < self.tdp_w or low > high:
+            raise ValueError(f"idle_w={self.idle_w} < tdp_w={self.tdp_w} and a rising power_limit_w are needed, got {low}-{high}")
+        if "fp32" not in self.peak_tflops:
+            raise ValueError("peak_tflops needs at least fp32")
+        return self
+
+    def peak(self, precision: Precision) -> float:
+        """Dense operations/s; a precision the device lacks runs at the next wider one it has (fp4 -> fp8 -> bf16 -> fp32)."""
+        wider: dict[Precision, Precision] = {"fp4": "fp8", "fp8": "bf16", "bf16": "fp16", "fp16": "fp32", "tf32": "fp32"}
+        while precision not in self.peak_tflops:
+            precision = wider[precision]
+        return self.peak_tflops[precision] * 1e12
+
+
+class LinkSpec(BaseModel):
+    """One kind of connection between devices.
+
+    Attributes:
+        bandwidth_gb_s: Peak per port and direction, 10^9 bytes/s.
+        latency_us: One step of a collective over it.
+        domain: Devices that reach each other over it; none = the devices of a node.
+        devices_per_port: Devices of a node that share one port (networks).
+        rail_optimised: Whether equal positions of all nodes share a switch, so that every device uses its own port at once.
+        source: Where the figures are from.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bandwidth_gb_s: PositiveFloat
+    latency_us: PositiveFloat
+    domain: PositiveInt | None = None
+    devices_per_port: PositiveFloat = 1
+    rail_optimised: bool = True
+    source: Annotated[str, Field(min_length=1)]
+    name: str = ""
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Peak bytes/s of one device and direction."""
+        return self.bandwidth_gb_s * 1e9 / self.devices_per_port
+
+    @property
+    def latency_s(self) -> float:
+        """One step of a collective, in seconds."""
+        return self.latency_us * 1e-6
+
+
+class Links(BaseModel):
+    """How the devices of a pool are joined: inside a domain, between domains, and to their hosts.
+
+    Attributes:
+        domain: Devices that reach each other over `inside`.
+        inside: Link inside a domain (NVLink, Infinity Fabric, PCIe).
+        between: Network between domains.
+        host: Link from a device to its host's memory.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    domain: PositiveInt
+    inside: LinkSpec
+    between: LinkSpec
+    host: LinkSpec
+
+
+@cache
+def _shipped() -> dict[str, Any]:
+    return dict(yaml.safe_load(_FILE.read_text(encoding="utf-8")))
+
+
+def gpu(name: str, own: Mapping[str, Any] | None = None) -> GpuSpec:
+    """A device by its name in hardware.yaml, by a shorthand, or from the study's own entries.
+
+    Raises:
+        KeyError: no such device.
+    """
+    shipped = _shipped()
+    name = name if own and name in own else shipped["aliases"].get(name.lower(), name.lower())
+    entry = (own or {}).get(name) or shipped["gpus"].get(name)
+    if entry is None:
+        raise KeyError(f"unknown gpu {name!r}; known: {', '.join(gpu_names())}")
+    return GpuSpec.model_validate({**entry, "name": name})
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names of the shipped devices."""
+    return tuple(_shipped()["gpus"])
+
+
+def link(name: str, own: Mapping[str, Any] | None = None) -> LinkSpec:
+    """A link by its name in hardware.yaml or from the study's own entries.
+
+    Raises:
+        KeyError: no such link.
+    """
+    entry = (own or {}).get(name) or _shipped()["links"].get(name)
+    if entry is None:
+        raise KeyError(f"unknown link {name!r}; known: {', '.join(_shipped()['links'])}")
+    return LinkSpec.model_validate({**entry, "name": name})
+
+
+def links_of(
+    device: GpuSpec, gpus_per_node: int, network: str | None = None, inside: str | None = None, own: Mapping[str, Any] | None = None
+) -> Links:
+    """How a pool of this device is joined where nothing else is said.
+
+    Args:
+        device: The device.
+        gpus_per_node: Devices of a node.
+        network: Link between nodes; none = the one usual for the device's generation.
+        inside: Link inside a node; none = the device's own.
+        own: The study's own links by name.
+    """
+    inner = link(inside or device.link, own)
+    outer = link(network or _NETWORK_OF_LINK.get(inner.name, "ib-200"), own)
+    return Links(domain=inner.domain or gpus_per_node, inside=inner, between=outer, host=link(device.host_link, own))

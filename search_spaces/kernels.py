@@ -1,0 +1,117 @@
+"""Seconds of single kernels on one device: matrix products, attention, element-wise work.
+
+A roofline (Williams, Waterman, Patterson 2009) with three corrections: the last wave of output tiles leaves multiprocessors idle
+(NVIDIA, "Matrix multiplication background user's guide": tile and wave quantisation), a short inner dimension never reaches full
+speed, and dimensions that are no multiple of 64 elements are slower (same guide: tensor core alignment).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from search_spaces.coefficients import Coefficients
+from search_spaces.gpus import GpuSpec, Links
+
+Floats = npt.NDArray[np.float64]
+Number = Any  # a float or an array of them
+
+TILE = 128
+SHORT_INNER = 96.0
+MISALIGNED = 0.08
+NO_TENSOR_CORE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One device, its links and its coefficients."""
+
+    gpu: GpuSpec
+    links: Links
+    coefficients: Coefficients
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes/s of device memory that element-wise kernels reach."""
+        return self.gpu.memory_bandwidth_gb_s * 1e9 * self.coefficients.memory
+
+    def gemm_rate(self, low_precision: Number, full_precision: Number) -> Floats:
+        """Operations/s of a large aligned matrix product: 8-bit, 32-bit, else 16-bit."""
+        c, gpu = self.coefficients, self.gpu
+        wide = gpu.peak("tf32" if gpu.vendor != "cpu" else "fp32") * c.gemm
+        narrow = gpu.peak("fp8") * (c.gemm_low if "fp8" in gpu.peak_tflops else c.gemm)
+        return np.where(full_precision, wide, np.where(low_precision, narrow, gpu.peak("bf16") * c.gemm))
+
+
+def alignment(*dimensions: Number) -> Floats:
+    """Slow-down of a product whose inner or output dimension is no multiple of 64 elements; 1 where all are."""
+    smallest: Floats = np.full(1, 64.0)
+    for dimension in dimensions:
+        smallest = np.minimum(smallest, np.gcd(np.asarray(dimension, dtype=np.int64), 64))
+    slow = 1.0 + MISALIGNED * np.log2(64.0 / smallest)
+    return np.where(smallest < 8, NO_TENSOR_CORE, slow)
+
+
+def gemm_seconds(machine: Machine, rate: Number, m: Number, n: Number, k: Number, count: Number = 1) -> Floats:
+    """Seconds of `count` products [m, k] x [k, n] that run as one launch.
+
+    Args:
+        machine: The device.
+        rate: Operations/s that a large product reaches.
+        m: Rows of the output.
+        n: Columns of the output.
+        k: Inner dimension.
+        count: Products of this shape.
+    """
+    tiles = np.ceil(m / TILE) * np.ceil(n / TILE) * count
+    waves = tiles / machine.gpu.multiprocessors
+    reached = waves / (waves + machine.coefficients.tail) * (k / (k + SHORT_INNER))
+    work = 2.0 * tiles * TILE * TILE * k / (rate * reached)
+    moved = 2.0 * count * (m * k + k * n + m * n) / machine.bandwidth
+    return np.asarray(np.maximum(work, moved))
+
+
+def linear(
+    machine: Machine, rate: Number, tokens: Number, inner: Number, outer: Number, count: Number = 1
+) -> tuple[Floats, Floats, Floats]:
+    """Seconds of a linear layer: forward, gradient of its input, gradient of its weight."""
+    slow = alignment(inner, outer)
+    forward = gemm_seconds(machine, rate, tokens, outer, inner, count) * slow
+    input_gradient = gemm_seconds(machine, rate, tokens, inner, outer, count) * slow
+    weight_gradient = gemm_seconds(machine, rate, inner, outer, tokens, count) * slow
+    return forward, input_gradient, weight_gradient
+
+
+def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Number, qk: int, v: int) -> tuple[Floats, Floats]:
+    """Seconds of flash attention, forward and backward (Dao 2023: backward has 2.5 times the products, at a lower rate).
+
+    Args:
+        machine: The device.
+        tokens: Queries of this rank.
+        keys: Length of the sequence; causal, so half of the products are done.
+        heads: Heads of this rank.
+        qk: Head dimension of queries and keys.
+        v: Head dimension of values.
+    """
+    products = 2.0 * tokens * (keys / 2.0) * heads * (qk + v)
+    reached = machine.gpu.peak("bf16") * machine.coefficients.attention * keys / (keys + 1024.0)
+    forward = products / reached
+    return forward, 2.5 * forward * 1.2
+
+
+def unfused_attention(
+    machine: Machine, rate: Number, tokens: Number, keys: Number, heads: Number, qk: int, v: int
+) -> tuple[Floats, Floats]:
+    """Seconds of attention through stored scores, forward and backward.
+
+    Two batched products over all positions, and the passes over the scores: softmax and dropout read and write 16-bit scores and an
+    8-bit mask (Korthikanti et al. 2022, section 4: 5 a s^2 b bytes are kept).
+    """
+    elements = tokens * keys * heads
+    slow = alignment(qk, v)
+    reached = rate * np.float64(min(qk, v) / (min(qk, v) + SHORT_INNER))
+    products = 2.0 * elements * (qk + v) / reached * slow
+    return products + 13.0 * elements / machine.bandwidth, 2.0 * products + 19.0 * elements / machine.bandwidth

@@ -1,0 +1,140 @@
+"""What happens once per step: gradients over the data parallel ranks, the optimiser, and traffic to the hosts.
+
+Ring volumes as in Rajbhandari et al. 2020 (ZeRO, section 7): 2 P for an all-reduce, P to scatter and P to gather with shards.
+Adam in mixed precision reads and writes its 32-bit parameter, two moments and gradient, and writes the 16-bit parameter.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from search_spaces.columns import Bools, Columns
+from search_spaces.communication import Group
+from search_spaces.distinct import distinct
+from search_spaces.kernels import Floats, Machine
+from search_spaces.model import ModelSpec
+
+ADAM_BYTES = 30.0
+GRADIENT_BYTES = 12.0
+HOST_ADAM_BYTES_PER_S = 20e9
+SAVED_ELEMENTS = 17.0  # Korthikanti et al. 2022: 34 s b h bytes of a layer's activations, as 16-bit elements
+
+END_KNOBS = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "use_tp_pp_dp_mapping",
+    "use_distributed_optimizer",
+    "num_distributed_optimizer_instances",
+    "use_megatron_fsdp",
+    "use_torch_fsdp2",
+    "data_parallel_sharding_strategy",
+    "main_grads_dtype",
+    "precision",
+    "optimizer_cpu_offload",
+    "optimizer_offload_fraction",
+)
+
+
+class Parameters(NamedTuple):
+    """Parameters of a rank, apart from the experts' and of the experts."""
+
+    plain: Floats
+    expert: Floats
+
+
+class Ends(NamedTuple):
+    """Seconds per parameter and seconds apart from their number, for one kind of parameter.
+
+    Attributes:
+        reduce: Gradients over the data parallel ranks, per parameter.
+        gather: New parameters from their shards, per parameter.
+        update: The optimiser, per parameter.
+        host: Optimiser state on the host: transfers and the update there, per parameter.
+        fixed: Latencies of one reduction.
+    """
+
+    reduce: Floats
+    gather: Floats
+    update: Floats
+    host: Floats
+    fixed: Floats
+
+
+class StepEnds(NamedTuple):
+    """`Ends` of both kinds of parameter, by combination of `END_KNOBS`, and each row's combination."""
+
+    plain: Ends
+    expert: Ends
+    sharded_parameters: Bools
+    rows: npt.NDArray[np.intp]
+
+
+def step_ends(machine: Machine, columns: Columns) -> StepEnds:
+    """The costs of a step's end for every row."""
+    found = distinct(columns, END_KNOBS)
+    c = found.columns
+    world = c.workload.world_size
+    spread = np.where(c.flag("use_tp_pp_dp_mapping"), c.pp, 1)
+    plain = Group.of(machine, (c.dp * c.cp).astype(np.float64), c.tp * spread)
+    copies = np.maximum(world // c.expert_ranks, 1)
+    expert = Group.of(machine, copies.astype(np.float64), c.etp * c.ep * spread)
+    fsdp = c.flag("use_megatron_fsdp")
+    strategy = c.equals("data_parallel_sharding_strategy", "optim_grads_params")
+    whole = c.flag("use_torch_fsdp2") | (fsdp & strategy)
+    sharded = c.flag("use_distributed_optimizer") | whole | (fsdp & ~c.equals("data_parallel_sharding_strategy", "no_shard"))
+    return StepEnds(_ends(machine, c, plain, sharded), _ends(machine, c, expert, sharded), whole, found.rows)
+
+
+def _ends(machine: Machine, c: Columns, group: Group, sharded: Bools) -> Ends:
+    """Costs per parameter; a large message's slope, so that latency counts once."""
+    big = 1e9
+    slope = (group.gather(np.float64(big)) - group.gather(np.float64(0.0))) / big
+    gradient = np.where(c.equals("main_grads_dtype", "bf16"), 2.0, 4.0)
+    element = np.where(c.equals("precision", "fp32"), 4.0, 2.0)
+    shards = np.where(sharded, group.size / c.number("num_distributed_optimizer_instances"), 1.0)
+    bandwidth = machine.bandwidth
+    fraction = c.column("optimizer_offload_fraction")
+    away = np.array([float(value) for value in fraction.values])[fraction.codes] * c.flag("optimizer_cpu_offload")
+    transfer = 8.0 / machine.links.host.bytes_per_s + ADAM_BYTES / HOST_ADAM_BYTES_PER_S
+    return Ends(
+        reduce=np.where(sharded, 1.0, 2.0) * gradient * slope,
+        gather=np.where(sharded, element * slope, 0.0),
+        update=(ADAM_BYTES * (1.0 - away) / shards + GRADIENT_BYTES) / bandwidth,
+        host=away * transfer / shards,
+        fixed=3.0 * group.gather(np.float64(0.0)),
+    )
+
+
+def parameters(model: ModelSpec, c: Columns) -> dict[str, Parameters]:
+    """Parameters of one rank in each kind of a stage's contents (`pipeline_stages.StageKind`)."""
+    hidden, heads = model.hidden_size, model.num_attention_heads
+    if model.multi_latent_attention:
+        size = model.qk_head_dim + model.qk_pos_emb_head_dim
+        query = model.q_lora_rank * (hidden + heads * size / c.tp) if model.q_lora_rank else hidden * heads * size / c.tp
+        keys = hidden * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
+        up = model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim) / c.tp
+        attention = query + keys + up + heads * model.v_head_dim * hidden / c.tp
+    else:
+        size = model.kv_channels or hidden // heads
+        attention = hidden * size * (2 * heads + 2 * model.query_groups) / c.tp
+    wide = 3 if model.swiglu else 2
+    shared = wide * hidden * (model.moe_shared_expert_intermediate_size or 0) / c.tp + hidden * (model.num_experts or 0)
+    experts = wide * hidden * model.expert_ffn_size * (model.num_experts or 0) / (c.ep * c.etp)
+    table = model.padded_vocab_size(1) * hidden / c.tp
+    none = np.zeros(1)
+    dense = Parameters(attention + wide * hidden * model.ffn_size / c.tp, none)
+    moe = Parameters(attention + shared, experts)
+    extra = moe if model.is_moe else dense
+    return {
+        "dense": dense,
+        "moe": moe,
+        "embedding": Parameters(table, none),
+        "head": Parameters(table, none),
+        "mtp": Parameters(extra.plain + 2 * hidden * hidden / c.tp, extra.expert),
+    }

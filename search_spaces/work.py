@@ -1,0 +1,168 @@
+"""Work: seconds of a piece of a layer by kind of work. Shapes: the sizes that a rank of each candidate sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from search_spaces.columns import Bools, Columns
+from search_spaces.communication import Group
+from search_spaces.kernels import Floats, Machine
+from search_spaces.model import ModelSpec
+
+BLOCK_SCALED = 0.92  # products with a scale per block of 32 or 128 against one scale per tensor
+CAST_ELEMENTS = 3.0  # 16-bit elements moved to find a scale and write both layouts of an 8-bit operand
+
+LAYER_KNOBS = (
+    "tensor_model_parallel_size",
+    "context_parallel_size",
+    "cp_comm_type",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "sequence_parallel",
+    "recompute_granularity",
+    "recompute_modules",
+    "tp_comm_overlap",
+    "moe_token_dispatcher_type",
+    "moe_grouped_gemm",
+    "moe_shared_expert_overlap",
+    "overlap_moe_expert_parallel_comm",
+    "moe_expert_capacity_factor",
+    "moe_pad_expert_input_to_capacity",
+    "precision",
+    "fp8_format",
+    "fp8_recipe",
+    "attention_backend",
+    "cuda_graph_impl",
+)
+
+
+class Work(NamedTuple):
+    """Seconds by kind of work; the host's seconds run beside the device's and count only where they are longer."""
+
+    gemm: Floats
+    attention: Floats
+    elementwise: Floats
+    routing: Floats
+    tp: Floats
+    cp: Floats
+    ep: Floats
+    host: Floats
+
+    def plus(self, other: Work) -> Work:
+        """Both, one after the other."""
+        return Work(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def times(self, factor: float | Floats | Bools) -> Work:
+        """Repeated, or a share of it."""
+        return Work(*(mine * factor for mine in self))
+
+    @property
+    def device(self) -> Floats:
+        """Seconds of the device."""
+        return self.gemm + self.attention + self.elementwise + self.routing + self.tp + self.cp + self.ep
+
+
+def work(**seconds: Floats | float) -> Work:
+    """Work from the kinds that are not zero."""
+    return Work(*(np.asarray(seconds.get(kind, 0.0), dtype=np.float64) for kind in Work._fields))
+
+
+NONE = work()
+
+
+class Piece(NamedTuple):
+    """One block of a layer: forward, backward, and what recomputation runs again."""
+
+    forward: Work
+    backward: Work
+    again: Work
+
+    def plus(self, other: Piece) -> Piece:
+        """Both blocks."""
+        return Piece(*(mine.plus(theirs) for mine, theirs in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Sizes of one rank for each combination of `LAYER_KNOBS`, and the groups it communicates in."""
+
+    machine: Machine
+    model: ModelSpec
+    columns: Columns
+    seq_length: int
+    tokens: Floats
+    tp: Floats
+    element: Floats
+    rate: Floats
+    low: Bools
+    split: Floats
+    recompute_full: Bools
+    balanced: bool
+
+    @classmethod
+    def of(cls, machine: Machine, columns: Columns, balanced: bool) -> Shapes:
+        """The shapes of a table's combinations."""
+        fp32, low = columns.equals("precision", "fp32"), columns.given("fp8_format")
+        tp = columns.tp.astype(np.float64)
+        return cls(
+            machine=machine,
+            model=columns.model,
+            columns=columns,
+            seq_length=columns.workload.seq_length,
+            tokens=columns.mbs * columns.workload.seq_length / columns.cp,
+            tp=tp,
+            element=np.where(fp32, 4.0, 2.0),
+            rate=machine.gemm_rate(low, fp32)
+            * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
+            low=low,
+            split=np.where(columns.sp, tp, 1.0),
+            recompute_full=columns.equals("recompute_granularity", "full"),
+            balanced=balanced,
+        )
+
+    def group(self, size: Floats, stride: Floats | float) -> Group:
+        """Ranks that communicate."""
+        return Group.of(self.machine, size, stride)
+
+    def moved(self, elements: Floats | float) -> Floats:
+        """Seconds of element-wise kernels that read and write this many elements in all."""
+        return np.asarray(elements * self.element / self.machine.bandwidth)
+
+    def casts(self, elements: Floats | float) -> Floats:
+        """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
+        return self.moved(elements * CAST_ELEMENTS) * self.low
+
+    def host(self, kernels: Floats | float) -> Floats:
+        """Seconds of the host for this many launches; none under CUDA graphs."""
+        graphs = ~self.columns.equals("cuda_graph_impl", "none")
+        return np.where(graphs, 0.0, kernels * self.machine.coefficients.launch_us * 1e-6)
+
+    @property
+    def tp_launches(self) -> Floats:
+        """Launches that a block's exchange over the TP ranks costs the host (a collective's bookkeeping is worth a few)."""
+        return np.where(self.tp > 1, 3.0, 0.0)
+
+    def recomputes(self, module: str) -> Bools:
+        """Where selective recomputation covers a module; Megatron's default is core_attn."""
+        selective = self.columns.equals("recompute_granularity", "selective")
+        named = self.columns.holds("recompute_modules", module)
+        return selective & (named | (~self.columns.given("recompute_modules") & np.bool_(module == "core_attn")))
+
+    def tp_exchange(self) -> Floats:
+        """Seconds of one all-reduce of the hidden states over the TP ranks, or of its halves under sequence parallelism."""
+        size = self.tokens * self.model.hidden_size * self.element
+        return np.where(self.tp > 1, self.group(self.tp, 1.0).reduce(size), 0.0)
+
+    def tp_exposed(self, beside: Floats | None = None) -> Floats:
+        """That exchange's seconds that nothing hides.
+
+        Args:
+            beside: Seconds of products that Megatron runs beside it even without `tp_comm_overlap` (the backward pass's).
+        """
+        seconds, hidden = self.tp_exchange(), self.machine.coefficients.overlap
+        always = hidden * np.minimum(seconds, beside) if beside is not None else np.float64(0)
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - hidden), seconds - always)

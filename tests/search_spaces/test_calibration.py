@@ -1,0 +1,76 @@
+"""Calibration: recovers what made the measurements, stays near the prior where they say nothing, shrugs off one bad row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search_spaces.calibration import Measured, Predictor, Sample, fit
+from search_spaces.calibration_store import Store
+from search_spaces.coefficients import Coefficients
+from search_spaces.config import TrialConfig
+from search_spaces.gpus import gpu, links_of
+from search_spaces.model import ModelSpec, Workload
+
+DEVICE = gpu("h100")
+LINKS = links_of(DEVICE, 8)
+MODEL = ModelSpec(num_layers=32, hidden_size=4096, num_attention_heads=32, vocab_size=32000)
+TRUTH = Coefficients(gemm=0.6, memory=0.65, inside=0.5)
+
+
+def samples(noise=None):
+    configs = [
+        TrialConfig(tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp, micro_batch_size=mbs, sequence_parallel=tp > 1)
+        for tp in (1, 2, 4, 8)
+        for pp in (1, 2)
+        for mbs in (1, 4)
+        if tp * pp <= 8
+    ]
+    workload = Workload(model=MODEL, world_size=8, global_batch_size=64, seq_length=4096)
+    rows = [Sample(Measured(workload, config, 1.0, "balanced"), DEVICE, LINKS) for config in configs]
+    seconds = Predictor(rows)(TRUTH) * (noise if noise is not None else 1.0)
+    return [
+        Sample(Measured(row.measured.workload, row.measured.config, float(second), "balanced"), DEVICE, LINKS)
+        for row, second in zip(rows, seconds, strict=True)
+    ]
+
+
+def error(rows, coefficients):
+    measured = np.array([row.measured.step_time_s for row in rows])
+    return np.abs(Predictor(rows)(coefficients) / measured - 1)
+
+
+def test_five_rows_make_the_others_right():
+    rows = samples()
+    own = fit(rows[::3][:5], Coefficients())
+    assert error(rows, Coefficients()).mean() > 0.08
+    assert error(rows, own).mean() < 0.02
+
+
+def test_no_rows_no_change():
+    assert fit([], TRUTH) == TRUTH
+
+
+def test_what_rows_do_not_tell_stays():
+    own = fit(samples()[:5], Coefficients())
+    assert own.between == pytest.approx(Coefficients().between)
+    assert own.imbalance == pytest.approx(Coefficients().imbalance)
+
+
+def test_one_bad_row_moves_little():
+    noise = np.ones(len(samples()))
+    noise[3] = 3.0
+    rows = samples(noise)
+    own = fit(rows, Coefficients())
+    good = np.delete(error(rows, own), 3)
+    assert np.median(good) < 0.05
+
+
+def test_store_keeps_each_pool_and_software_apart(tmp_path):
+    store = Store(tmp_path / "calibration.json")
+    store.put("pool-a", "megatron 0.16, torch 2.9", TRUTH, rows=5)
+    store.put("pool-a", "megatron 0.19, torch 2.9", Coefficients(), rows=7)
+    again = Store(tmp_path / "calibration.json")
+    assert again.get("pool-a", "megatron 0.16, torch 2.9") == TRUTH
+    assert again.get("pool-a", "megatron 0.19, torch 2.9") == Coefficients()
+    assert again.get("pool-b", "megatron 0.16, torch 2.9") is None

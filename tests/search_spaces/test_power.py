@@ -1,0 +1,160 @@
+"""Watts: the signs of CharLLM-PPT's findings (grades A and B) on its models and on two others, limits, and energy's bounds.
+
+P1, P2: larger micro-batches raise peaks and throttling. P6: deeper pipelines throttle more, tensor parallel splits less.
+P7: overlap raises demand. P8: recomputation lowers throttling in deep pipelines and raises it in data parallel training.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search_spaces import power
+from search_spaces.calibration import columns_of
+from search_spaces.clock_power import PowerCoefficients, shipped_power, under_limit
+from search_spaces.coefficients import Coefficients
+from search_spaces.config import TrialConfig
+from search_spaces.gpus import gpu, links_of
+from search_spaces.model import ModelSpec, Workload
+from search_spaces.step_time import estimate
+
+GPT3_175B = ModelSpec(
+    num_layers=96,
+    hidden_size=12288,
+    num_attention_heads=96,
+    vocab_size=51200,
+    swiglu=False,
+    position_embedding_type="learned_absolute",
+)
+LLAMA3_70B = ModelSpec(
+    num_layers=80, hidden_size=8192, num_attention_heads=64, num_query_groups=8, ffn_hidden_size=28672, vocab_size=128256
+)
+OTHER_DEEP = ModelSpec(
+    num_layers=96,
+    hidden_size=10240,
+    num_attention_heads=80,
+    num_query_groups=8,
+    ffn_hidden_size=40960,
+    swiglu=False,
+    vocab_size=100000,
+)
+OTHER_WIDE = ModelSpec(num_layers=64, hidden_size=6656, num_attention_heads=52, ffn_hidden_size=17920, vocab_size=64000)
+ONE_PORT = {
+    "one-port": {
+        "bandwidth_gb_s": 12.5,
+        "latency_us": 8,
+        "devices_per_port": 8,
+        "rail_optimised": False,
+        "source": "one 100 Gb/s InfiniBand port for the eight GPUs of a node",
+    }
+}
+FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+DEVICE = gpu("h200")
+
+
+def watts(model, seq, configs, device=DEVICE, world=32):
+    workload = Workload(model=model, world_size=world, global_batch_size=128, seq_length=seq)
+    columns = columns_of(workload, configs)
+    times = estimate(columns, device, links_of(device, 8, "one-port", own=ONE_PORT), Coefficients())
+    return times, power.estimate(times, columns, PowerCoefficients())
+
+
+def config(tp, pp, **knobs):
+    return TrialConfig(
+        tensor_model_parallel_size=tp,
+        pipeline_model_parallel_size=pp,
+        sequence_parallel=tp > 1,
+        use_distributed_optimizer=True,
+        **knobs,
+    )
+
+
+DEEP = pytest.mark.parametrize(("model", "seq"), [(GPT3_175B, 2048), (OTHER_DEEP, 4096)])
+DATA_PARALLEL = pytest.mark.parametrize(("model", "seq"), [(LLAMA3_70B, 8192), (OTHER_WIDE, 4096)])
+
+
+@DEEP
+def test_p1_p2_larger_micro_batches_raise_peak_and_throttling_though_throughput_falls(model, seq):
+    times, table = watts(model, seq, [config(2, 16, micro_batch_size=mbs, **FULL) for mbs in (1, 2, 4, 8)])
+    assert (np.diff(table.peak_w) > 0).all()
+    assert (np.diff(table.throttle_risk) > 0).all()
+    assert times.step_time_s[3] > times.step_time_s[0]
+
+
+@DATA_PARALLEL
+def test_p2_peak_rises_where_throughput_does_not_fall(model, seq):
+    _, table = watts(model, seq, [config(8, 2, micro_batch_size=mbs, **FULL) for mbs in (1, 2, 4)])
+    assert (np.diff(table.peak_w) > 0).all()
+
+
+@DEEP
+@pytest.mark.parametrize("recompute", [{}, FULL])
+def test_p6_throttling_grows_with_depth_and_falls_with_tensor_parallel(model, seq, recompute):
+    _, table = watts(model, seq, [config(tp, 32 // tp, **recompute) for tp in (1, 2, 4, 8)])
+    assert (np.diff(table.throttle_risk) < 0).all()
+
+
+@DATA_PARALLEL
+@pytest.mark.parametrize(("tp", "pp"), [(8, 1), (4, 1), (8, 2)])
+def test_p7_overlap_raises_demand(model, seq, tp, pp):
+    overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+    _, table = watts(model, seq, [config(tp, pp), config(tp, pp, **overlap)])
+    assert table.throttle_risk[1] > table.throttle_risk[0]
+    assert table.peak_w[1] > table.peak_w[0]
+
+
+@DEEP
+@pytest.mark.parametrize("tp", [1, 2])
+def test_p8_recompute_lowers_throttling_in_deep_pipelines(model, seq, tp):
+    _, table = watts(model, seq, [config(tp, 32 // tp), config(tp, 32 // tp, **FULL)])
+    assert table.throttle_risk[1] < table.throttle_risk[0]
+
+
+@DATA_PARALLEL
+@pytest.mark.parametrize(("tp", "pp"), [(8, 1), (4, 1), (8, 2)])
+def test_p8_recompute_raises_throttling_in_data_parallel_training(model, seq, tp, pp):
+    _, table = watts(model, seq, [config(tp, pp), config(tp, pp, **FULL)])
+    assert table.throttle_risk[1] > table.throttle_risk[0]
+
+
+def test_lower_limits_cost_time_and_never_more_watts():
+    limits = [700, 600, 500, 400, 300, 250]
+    _, table = watts(LLAMA3_70B, 4096, [config(8, 1, micro_batch_size=4, gpu_power_limit_w=limit) for limit in limits])
+    assert (np.diff(table.slowdown) >= 0).all()
+    assert (np.diff(table.mean_w) <= 0).all()
+    assert (table.mean_w[:-1] <= np.array(limits)[:-1]).all()
+    assert table.slowdown[0] == pytest.approx(1.0)
+
+
+def test_clock_limit_slows_by_at_most_its_ratio():
+    _, table = watts(LLAMA3_70B, 4096, [config(8, 1), config(8, 1, sm_clock_limit_mhz=990)])
+    assert 1.0 < table.slowdown[1] <= 2.0
+    assert table.clock_mhz[1] == pytest.approx(990)
+
+
+def test_watts_stay_between_idle_and_a_little_above_the_limit():
+    _, table = watts(GPT3_175B, 2048, [config(8, 4), config(1, 32)])
+    assert (table.mean_w > DEVICE.idle_w).all()
+    assert (table.peak_w >= table.mean_w).all()
+    assert (table.peak_w <= 1.2 * DEVICE.tdp_w).all()
+    assert table.pool_mean_w == pytest.approx(32 * table.mean_w)
+
+
+def test_two_dies_share_a_package():
+    _, table = watts(OTHER_WIDE, 2048, [config(8, 4)], device=gpu("mi250"))
+    assert table.peak_w[0] <= 1.2 * gpu("mi250").tdp_w / 2
+
+
+def test_dynamic_watts_rise_with_the_clock_and_the_clock_is_their_inverse():
+    own = PowerCoefficients()
+    clocks = np.linspace(own.floor, 1, 30)
+    assert (np.diff(own.dynamic(clocks)) > 0).all()
+    assert own.clock(own.dynamic(clocks)) == pytest.approx(clocks, abs=2e-3)
+
+
+def test_no_lower_limit_no_slowdown():
+    slow, mean = under_limit(gpu("a40"), shipped_power("a40"), 250.0, 300.0, np.array([300.0, 150.0]))
+    assert slow[0] == pytest.approx(1.0)
+    assert mean[0] == pytest.approx(250.0, rel=0.01)
+    assert slow[1] > 1.2
+    assert mean[1] < 170
