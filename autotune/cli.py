@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from autotune import plan_command
 from autotune.errors import AutotuneError, SpecError
+from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
 
 app = typer.Typer(
@@ -121,9 +121,6 @@ def check(
         console.print(checked.for_person(), soft_wrap=True)
     if not checked.ok:
         raise typer.Exit(1)
-
-
-plan_command.register(app, _friendly, console.print)
 
 
 @app.command()
@@ -296,6 +293,8 @@ def ui(
         console.print(f"on your own machine: {ui_tunnel(port)}", soft_wrap=True)
     os.execvpe(command[0], command, ui_environment())
 
+
+register_plan(app, _friendly, console.print)
 
 if __name__ == "__main__":
     app()

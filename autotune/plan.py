@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,12 @@ from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.hf import UnknownModelError
 from search_spaces.legality import Violation, check
 from search_spaces.model import ModelSpec
 from search_spaces.normalise import normalise
 from search_spaces.prediction import Machines, Prediction, Predictions, predict
 
+MegatronVersion = Literal["0.16", "0.19"]
 DOES_NOT_FIT = "does_not_fit"
 
 
@@ -89,19 +90,22 @@ class PlannedOne:
         return self.prediction is not None and self.prediction.fits != DOES_NOT_FIT
 
 
-def plan_pool(spec: StudySpec, pool: PoolSpec, machines: Machines | None = None) -> PoolPlan:
+def plan_pool(
+    spec: StudySpec, pool: PoolSpec, machines: Machines | None = None, megatron: MegatronVersion | None = None
+) -> PoolPlan:
     """Predict every legal candidate of a pool and rank those that fit.
 
     Args:
         spec: The study.
         pool: One of its pools.
         machines: What the pool is made of; none = the shipped figures of its GPU.
+        megatron: Version whose rules hold; none = the installed megatron-core's.
 
     Raises:
         SpecError: the pool's GPU is unknown.
     """
     machines = machines or machines_of(pool)
-    table = candidate_table(spec, pool)
+    table = candidate_table(spec, pool, megatron)
     if not len(table):
         return _nothing(pool, machines, table, spec)
     predictions = predict(table.columns, machines)
@@ -125,13 +129,19 @@ def _nothing(pool: PoolSpec, machines: Machines, table: CandidateTable, spec: St
     return PoolPlan(pool.name, machines.gpu.name, table, baseline, np.zeros(0, dtype=np.intp), {})
 
 
-def plan_one(spec: StudySpec, pool: PoolSpec, config: TrialConfig, machines: Machines | None = None) -> PlannedOne:
-    """Predict one configuration on a pool.
+def plan_one(
+    spec: StudySpec,
+    pool: PoolSpec,
+    config: TrialConfig,
+    machines: Machines | None = None,
+    megatron: MegatronVersion | None = None,
+) -> PlannedOne:
+    """Predict one configuration on a pool, as `plan_pool` does.
 
     Raises:
         SpecError: the pool's GPU is unknown.
     """
-    machines, workload = machines or machines_of(pool), spec.workload(pool)
+    machines, workload = machines or machines_of(pool), spec.workload(pool, megatron)
     violations = check(workload, config)
     if violations:
         return PlannedOne(pool.name, config, tuple(violations), None)
@@ -165,8 +175,6 @@ def find_gpu(name: str, field: str) -> gpus.GpuSpec:
 
 def _near(name: str) -> str:
     """The known GPUs whose names are nearest, or all of them."""
-    import difflib
-
     known = (*gpus.gpu_names(), *gpus.gpu_aliases())
     near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
@@ -182,7 +190,7 @@ def model_study(
     """
     try:
         shapes = ModelSpec.from_hf(model)
-    except (OSError, UnknownModelError, ValidationError, ValueError) as error:
+    except (OSError, ValueError) as error:
         hint = "give the config.json of a Hugging Face model, or write a study with the shapes"
         raise SpecError("--model", model, str(error).splitlines()[0], hint) from None
     per_node = gpus_per_node or min(num_gpus, 8)

@@ -6,12 +6,20 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import RenderableType
 
 from autotune.errors import SpecError
+
+if TYPE_CHECKING:
+    from autotune.check import Checked, MegatronVersion
+    from autotune.spec import StudySpec
+    from search_spaces.hardware import PoolSpec
+    from search_spaces.prediction import Machines
+
+    Pools = Sequence[tuple[PoolSpec, Machines]]
 
 STUDY_OR_MODEL = "`autotune plan study.yaml`, or --model, --gpu, --gpus, --global-batch-size and --seq-length"
 
@@ -24,12 +32,12 @@ class Friendly(Protocol):
         ...
 
 
-def register(app: typer.Typer, friendly: Friendly, show: Callable[[RenderableType], None]) -> None:
+def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[RenderableType], None]) -> None:
     """Add the verb to the program."""
 
     def plan(
         study: Annotated[str | None, typer.Argument(help="Study file, or `quickstart`", show_default=False)] = None,
-        top: Annotated[int, typer.Option(min=1, help="How many of the best to show")] = 10,
+        top: Annotated[int, typer.Option(min=1, help="How many of the best to show")] = 5,
         settings: Annotated[
             list[str] | None, typer.Option("--set", help="knob=value of one configuration, on the baseline")
         ] = None,
@@ -45,27 +53,34 @@ def register(app: typer.Typer, friendly: Friendly, show: Callable[[RenderableTyp
         jsonl: Annotated[
             bool, typer.Option("--jsonl", help="Read a case a line from standard input, write a prediction a line")
         ] = False,
+        megatron: Annotated[str | None, typer.Option(help="Rules of 0.16 or 0.19; none = the installed, 0.19 for --jsonl")] = None,
         output: Annotated[Path | None, typer.Option(help="HTML file for the figures")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")] = False,
     ) -> None:
         """Predict memory, step time and watts of a study's candidates and show the best, in seconds, with no GPU."""
+        from autotune.check import rules_of
+        from autotune.plan import machines_of
+
+        version = rules_of(megatron)
         if jsonl:
             from autotune.plan_cases import run_jsonl
 
-            sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin))
+            sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
             return
         spec = _study(study, model, (gpu, num_gpus, global_batch_size, seq_length), gpus_per_node)
-        field = "--gpu" if model else ""
-        ok = _plan_settings(spec, settings, network, field, as_json, show) if settings else None
-        if ok is None:
-            ok = _plan_all(spec, top, network, field, output, as_json, show)
-        if not ok:
+        pools = [(pool, machines_of(pool, network, "--gpu" if model else "")) for pool in spec.pools]
+        answer = _plan_settings(spec, pools, settings, version) if settings else _plan_all(spec, pools, top, output, version)
+        if as_json:
+            sys.stdout.write(json.dumps(answer.to_json(), indent=2) + "\n")
+        else:
+            show(answer.for_person())
+        if not answer.ok:
             raise typer.Exit(1)
 
     app.command()(friendly(plan))
 
 
-def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_per_node: int | None) -> Any:
+def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_per_node: int | None) -> StudySpec:
     """The study file, or one made of the options.
 
     Raises:
@@ -86,38 +101,24 @@ def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_p
     return model_study(model, gpu, num_gpus, gpus_per_node, global_batch_size, seq_length)
 
 
-def _plan_all(
-    spec: Any, top: int, network: str | None, field: str, output: Path | None, as_json: bool, show: Callable[[RenderableType], None]
-) -> bool:
-    """Plan every pool and show the best; whether something fits on each."""
-    from autotune.plan import machines_of, plan_pool
-    from autotune.plan_text import plans_json, plans_text
+def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
+    """Plan every pool; write the figures if asked for."""
+    from autotune.plan import plan_pool
+    from autotune.plan_text import PlansAnswer
 
-    machines = [machines_of(pool, network, field) for pool in spec.pools]
-    plans = [plan_pool(spec, pool, own) for pool, own in zip(spec.pools, machines, strict=True)]
+    plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
     if output is not None:
         from autotune.plan_figures import write_html
 
         write_html(output, plans, top)
-    if as_json:
-        sys.stdout.write(json.dumps(plans_json(plans, top), indent=2) + "\n")
-    else:
-        show(plans_text(plans, top))
-    return all(plan.ok for plan in plans)
+    return PlansAnswer(plans, top)
 
 
-def _plan_settings(
-    spec: Any, settings: list[str], network: str | None, field: str, as_json: bool, show: Callable[[RenderableType], None]
-) -> bool:
-    """Plan one configuration on every pool; whether it may fit on each."""
+def _plan_settings(spec: StudySpec, pools: Pools, settings: list[str], megatron: MegatronVersion | None) -> Checked:
+    """Plan one configuration on every pool."""
     from autotune.check import configuration
-    from autotune.plan import machines_of, plan_one
-    from autotune.plan_text import ones_json, ones_text
+    from autotune.plan import plan_one
+    from autotune.plan_text import OnesAnswer
 
     config = configuration(spec, settings, None)
-    ones = [plan_one(spec, pool, config, machines_of(pool, network, field)) for pool in spec.pools]
-    if as_json:
-        sys.stdout.write(json.dumps(ones_json(ones), indent=2) + "\n")
-    else:
-        show(ones_text(ones))
-    return all(one.ok for one in ones)
+    return OnesAnswer(tuple(plan_one(spec, pool, config, machines, megatron) for pool, machines in pools))

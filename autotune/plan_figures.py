@@ -34,7 +34,8 @@ def write_html(path: Path, plans: Sequence[PoolPlan], top: int) -> None:
         for figure in (time_figure(best), memory_figure(plan, best), frontier_figure(plan)) if best else ():
             body += figure.to_html(full_html=False, include_plotlyjs=first)
             first = False
-    page = f'<!doctype html><html><head><meta charset="utf-8"><title>autotune plan</title></head><body><p>{html.escape(band(plans))}</p>'
+    head = '<!doctype html><html><head><meta charset="utf-8"><title>autotune plan</title></head>'
+    page = f"{head}<body><p>{html.escape(band(plans))}</p>"
     try:
         path.write_text(f"{page}{body}</body></html>\n", encoding="utf-8")
     except OSError as error:
