@@ -11,9 +11,11 @@ import yaml
 from typer.testing import CliRunner
 
 from autotune import cli
+from autotune.detect import gpu_type
 from autotune.errors import SpecError
-from autotune.plan import machines_of, model_study, plan_one, plan_pool
+from autotune.plan import find_gpu, machines_of, model_study, plan_one, plan_pool
 from autotune.plan_cases import run_jsonl
+from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
 from search_spaces.case import read_case
 from search_spaces.clock_power import shipped_power
@@ -70,8 +72,7 @@ def run(*arguments, text=None):
 def alone(workload, config):
     """The three models on one configuration, without the plan."""
     device, columns = gpu("h100"), Columns.of(workload, config)
-    routing = "real"
-    times = step_time.estimate(columns, device, links_of(device, 8), shipped(device.name), routing)
+    times = step_time.estimate(columns, device, links_of(device, 8), shipped(device.name), "real")
     watts = power.estimate(times, columns, shipped_power(device.name))
     return memory.estimate(columns), times, watts
 
@@ -222,6 +223,25 @@ def test_unknown_gpu_and_network(tmp_path):
     assert "did you mean h200" in found.output
     with pytest.raises(SpecError, match="--network"):
         machines_of(spec_of(DENSE).pools[0], network="ib-401")
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("Tesla V100-SXM2-32GB", "v100-sxm2-32gb"),
+        ("NVIDIA A40", "a40"),
+        ("NVIDIA B200", "b200-sxm-180gb"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+    ],
+)
+def test_gpus_as_a_first_study_names_them_are_known(product, name):
+    vendor = "amd" if "AMD" in product else "nvidia"
+    assert find_gpu(gpu_type(Gpu(vendor, product)), "pools").name == name
 
 
 def test_one_configuration_of_a_study():
