@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
+from plotly.colors import qualitative
 
 from autotune.errors import SpecError
 from autotune.plan import Planned, PoolPlan
@@ -50,7 +51,7 @@ def time_figure(best: Sequence[Planned]) -> go.Figure:
         if any(seconds):
             figure.add_bar(name=part, y=_names(best), x=seconds, orientation="h")
     return _styled(figure, "Step time by part (predicted)", "seconds", "").update_layout(
-        barmode="stack", yaxis_autorange="reversed", height=_HEIGHT + 12 * len(best)
+        barmode="stack", legend_traceorder="normal", yaxis_autorange="reversed", height=_HEIGHT + 12 * len(best)
     )
 
 
@@ -96,4 +97,6 @@ def _mark(found: Prediction) -> str:
 
 
 def _styled(figure: go.Figure, title: str, x_title: str, y_title: str) -> go.Figure:
-    return figure.update_layout(title=title, xaxis_title=x_title, yaxis_title=y_title, template="plotly_white", height=_HEIGHT)
+    return figure.update_layout(
+        title=title, xaxis_title=x_title, yaxis_title=y_title, template="plotly_white", colorway=qualitative.Dark24, height=_HEIGHT
+    )
