@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.errors import AutotuneError, SpecError
+from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
 
 app = typer.Typer(
@@ -33,7 +34,6 @@ StudyName = Annotated[str, typer.Argument(help="Study file, state folder, or nam
 Root = Annotated[Path, typer.Option("--state", help="Folder that holds the studies' state folders", envvar="AUTOTUNE_STATE")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")]
 Address = Annotated[str | None, typer.Option(help="Ray cluster to join; without it a private Ray is started")]
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,9 +110,8 @@ def check(
         sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
         return
     if study is None:
-        raise SpecError(
-            "STUDY", None, "no study file given", "`autotune check study.yaml`, or --jsonl with cases on standard input"
-        )
+        hint = "`autotune check study.yaml`, or --jsonl with cases on standard input"
+        raise SpecError("STUDY", None, "no study file given", hint)
     spec = load_study(study_file(study))
     one = checks.configuration(spec, settings or [], argv) if settings or argv is not None else None
     checked = checks.check_one(spec, one, version) if one else checks.check_study(spec, version)
@@ -189,9 +188,8 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         _print_json(results_json(results))
     else:
         console.print(final_report(results, spec.measurement.warmup_steps))
-        console.print(
-            f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
-        )
+        hints = f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
+        console.print(hints)
     if any(result.end_reason == STOPPED_BY_USER for result in results):
         raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):
@@ -295,6 +293,8 @@ def ui(
         console.print(f"on your own machine: {ui_tunnel(port)}", soft_wrap=True)
     os.execvpe(command[0], command, ui_environment())
 
+
+register_plan(app, _friendly, console.print)
 
 if __name__ == "__main__":
     app()

@@ -157,6 +157,16 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(_shipped()["gpus"])
 
 
+def gpu_aliases() -> tuple[str, ...]:
+    """Shorthands of the shipped devices."""
+    return tuple(_shipped()["aliases"])
+
+
+def link_names() -> tuple[str, ...]:
+    """Names of the shipped links."""
+    return tuple(_shipped()["links"])
+
+
 def link(name: str, own: Mapping[str, Any] | None = None) -> LinkSpec:
     """A link by its name in hardware.yaml or from the study's own entries.
 

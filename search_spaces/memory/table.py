@@ -80,6 +80,30 @@ class MemoryTable:
         parts = self.by_component(row)
         return max(parts, key=lambda name: parts[name]), int(self.stage[row])
 
+    def deciding(self, rows: Codes) -> dict[str, int]:
+        """How many of these rows each component is the largest of, as `decides` says, most first."""
+        names = [*COMPONENTS, "fragmentation", "context"]
+        counts = np.zeros(len(names), dtype=np.intp)
+        places = self._pipeline_codes[rows] * (int(self.stage.max(initial=0)) + 1) + self.stage[rows]
+        order = np.argsort(places, kind="stable")
+        for own in np.split(rows[order], np.flatnonzero(np.diff(places[order])) + 1):
+            if len(own):
+                counts += np.bincount(self._largest(own), minlength=len(names))
+        found = ((names[place], int(counts[place])) for place in np.argsort(-counts, kind="stable"))
+        return {name: count for name, count in found if count}
+
+    def _largest(self, rows: Codes) -> Codes:
+        """The largest component of rows that have the same pipeline and fullest stage."""
+        features = stage_counts(self._model, self._pipelines[self._pipeline_codes[rows[0]]])[:, self.stage[rows[0]]]
+        held, own = np.unique(self._held.codes[rows], return_inverse=True)
+        parts = (self._held.bytes[held] @ features)[own]
+        flowing, own = np.unique(self._flowing.codes[rows], return_inverse=True)
+        parts = (parts + (self._flowing.bytes[flowing] @ features)[own]) / GIB
+        fullest = (parts @ MOMENTS.T).argmax(axis=1)
+        parts *= MOMENTS[fullest]
+        unused = parts.sum(axis=1) * FRAGMENTATION
+        return np.asarray(np.column_stack([parts, unused, self.context_gib[rows]]).argmax(axis=1))
+
     def _components(self, row: int) -> Floats:
         """GiB at each stage's fullest moment, (components, stages)."""
         counts = stage_counts(self._model, self._pipelines[self._pipeline_codes[row]])

@@ -1,0 +1,205 @@
+"""`autotune plan`: what physics says of a study's candidates before a GPU is used. No Ray, no torch, nothing is launched."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from autotune.candidates import candidate_table
+from autotune.errors import SpecError
+from autotune.spec import StudySpec
+from autotune.spec_errors import nearest
+from search_spaces import gpus
+from search_spaces.candidates import CandidateTable
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+from search_spaces.legality import Violation, check
+from search_spaces.model import ModelSpec
+from search_spaces.normalise import normalise
+from search_spaces.prediction import Machines, Prediction, Predictions, predict
+
+MegatronVersion = Literal["0.16", "0.19"]
+DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A configuration and what is predicted of it."""
+
+    config: TrialConfig
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
+class PoolPlan:
+    """One pool's candidates, ranked by prediction.
+
+    Attributes:
+        pool: Machines name.
+        gpu: Name of the device in hardware.yaml.
+        table: Megatron's legal candidates.
+        predictions: Of every row of the table.
+        ranking: Rows that fit or are at risk, most tokens/s per GPU first.
+        verdicts: Rows by memory verdict.
+        too_large: Rows that do not fit, by the largest component of their fullest stage.
+    """
+
+    pool: str
+    gpu: str
+    table: CandidateTable
+    predictions: Predictions
+    ranking: npt.NDArray[np.intp]
+    verdicts: dict[str, int]
+    too_large: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether anything fits."""
+        return len(self.ranking) > 0
+
+    def best(self, top: int) -> list[Planned]:
+        """The best configurations, at most so many."""
+        return [Planned(self.table.config(int(row)), self.predictions.row(int(row))) for row in self.ranking[:top]]
+
+    def frontier(self) -> npt.NDArray[np.intp]:
+        """Ranked rows that no other beats in both tokens/s and peak watts, most tokens/s first."""
+        watts = self.predictions.peak_power_w[self.ranking]
+        least = np.minimum.accumulate(watts)
+        return self.ranking[np.flatnonzero(np.append(True, watts[1:] < least[:-1]))] if len(watts) else self.ranking
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOne:
+    """One configuration on one pool: what is predicted, or why Megatron would refuse it."""
+
+    pool: str
+    config: TrialConfig
+    violations: tuple[Violation, ...]
+    prediction: Prediction | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is legal and may fit."""
+        return self.prediction is not None and self.prediction.fits != DOES_NOT_FIT
+
+
+def plan_pool(
+    spec: StudySpec, pool: PoolSpec, machines: Machines | None = None, megatron: MegatronVersion | None = None
+) -> PoolPlan:
+    """Predict every legal candidate of a pool and rank those that fit.
+
+    Args:
+        spec: The study.
+        pool: One of its pools.
+        machines: What the pool is made of; none = the shipped figures of its GPU.
+        megatron: Version whose rules hold; none = the installed megatron-core's.
+
+    Raises:
+        SpecError: the pool's GPU is unknown.
+    """
+    machines = machines or machines_of(pool)
+    table = candidate_table(spec, pool, megatron)
+    if not len(table):
+        return _nothing(pool, machines, table, spec)
+    predictions = predict(table.columns, machines)
+    kept = np.flatnonzero(predictions.fits != DOES_NOT_FIT)
+    order = np.argsort(-predictions.tokens_per_s_per_gpu[kept], kind="stable")
+    names, counts = np.unique(predictions.fits, return_counts=True)
+    return PoolPlan(
+        pool=pool.name,
+        gpu=machines.gpu.name,
+        table=table,
+        predictions=predictions,
+        ranking=kept[order],
+        verdicts=dict(zip(names.tolist(), counts.tolist(), strict=True)),
+        too_large=predictions.memory.deciding(np.flatnonzero(predictions.fits == DOES_NOT_FIT)),
+    )
+
+
+def _nothing(pool: PoolSpec, machines: Machines, table: CandidateTable, spec: StudySpec) -> PoolPlan:
+    """The plan of a pool without any legal candidate."""
+    baseline = predict(Columns.of(table.workload, spec.baseline), machines)
+    return PoolPlan(pool.name, machines.gpu.name, table, baseline, np.zeros(0, dtype=np.intp), {})
+
+
+def plan_one(
+    spec: StudySpec,
+    pool: PoolSpec,
+    config: TrialConfig,
+    machines: Machines | None = None,
+    megatron: MegatronVersion | None = None,
+) -> PlannedOne:
+    """Predict one configuration on a pool, as `plan_pool` does.
+
+    Raises:
+        SpecError: the pool's GPU is unknown.
+    """
+    machines, workload = machines or machines_of(pool), spec.workload(pool, megatron)
+    violations = check(workload, config)
+    if violations:
+        return PlannedOne(pool.name, config, tuple(violations), None)
+    own = normalise(workload, config)
+    return PlannedOne(pool.name, own, (), predict(Columns.of(workload, own), machines).row(0))
+
+
+def machines_of(pool: PoolSpec, network: str | None = None, field: str = "") -> Machines:
+    """The shipped figures of a pool's GPU and of the network between its nodes.
+
+    Raises:
+        SpecError: the GPU or the network is unknown.
+    """
+    device = find_gpu(pool.gpu, field or f"pools.{pool.name}.gpu")
+    if network is not None and network not in gpus.link_names():
+        raise SpecError("--network", network, "is not a known link", nearest(network, gpus.link_names()))
+    return Machines.shipped(device, pool.gpus_per_node, network)
+
+
+def find_gpu(name: str, field: str) -> gpus.GpuSpec:
+    """A GPU by its name in hardware.yaml or a shorthand.
+
+    Raises:
+        SpecError: there is none; the nearest names are in the hint.
+    """
+    try:
+        return gpus.gpu(name)
+    except KeyError:
+        raise SpecError(field, name, "is not a known GPU", _near(name)) from None
+
+
+def _near(name: str) -> str:
+    """The known GPUs whose names are nearest, or all of them."""
+    known = (*gpus.gpu_names(), *gpus.gpu_aliases())
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def model_study(
+    model: Path, gpu: str, num_gpus: int, gpus_per_node: int | None, global_batch_size: int, seq_length: int
+) -> StudySpec:
+    """A study of everything worth trying for a Hugging Face model on GPUs of one kind.
+
+    Raises:
+        SpecError: the model cannot be read, or the numbers do not go together.
+    """
+    try:
+        shapes = ModelSpec.from_hf(model)
+    except (OSError, ValueError) as error:
+        hint = "give the config.json of a Hugging Face model, or write a study with the shapes"
+        raise SpecError("--model", model, str(error).splitlines()[0], hint) from None
+    per_node = gpus_per_node or min(num_gpus, 8)
+    if num_gpus % per_node:
+        raise SpecError("--gpus", num_gpus, f"is no multiple of {per_node} GPUs per node", "give --gpus-per-node")
+    pool = {"name": "pool", "gpu": gpu, "nodes": num_gpus // per_node, "gpus_per_node": per_node}
+    fields: dict[str, Any] = {"global_batch_size": global_batch_size, "seq_length": seq_length, "search": "auto"}
+    try:
+        return StudySpec.model_validate({"name": "plan", "model": shapes, "pools": [pool], **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise SpecError("plan", first["input"], first["msg"], "see `autotune plan --help`") from None

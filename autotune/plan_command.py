@@ -1,0 +1,124 @@
+"""The verb `plan`: predictions before a GPU is used. Its own module so that `cli` stays short."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+from rich.console import RenderableType
+
+from autotune.errors import SpecError
+
+if TYPE_CHECKING:
+    from autotune.check import Checked, MegatronVersion
+    from autotune.spec import StudySpec
+    from search_spaces.hardware import PoolSpec
+    from search_spaces.prediction import Machines
+
+    Pools = Sequence[tuple[PoolSpec, Machines]]
+
+STUDY_OR_MODEL = "`autotune plan study.yaml`, or --model, --gpu, --gpus, --global-batch-size and --seq-length"
+
+
+class Friendly(Protocol):
+    """Wraps a command so that our errors are shown as one message."""
+
+    def __call__(self, command: Callable[..., None], /) -> Callable[..., None]:
+        """The wrapped command."""
+        ...
+
+
+def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[RenderableType], None]) -> None:
+    """Add the verb to the program."""
+
+    def plan(
+        study: Annotated[str | None, typer.Argument(help="Study file, or `quickstart`", show_default=False)] = None,
+        top: Annotated[int, typer.Option(min=1, help="How many of the best to show")] = 5,
+        settings: Annotated[
+            list[str] | None, typer.Option("--set", help="knob=value of one configuration, on the baseline")
+        ] = None,
+        model: Annotated[Path | None, typer.Option(help="A Hugging Face config.json, in place of a study")] = None,
+        gpu: Annotated[str | None, typer.Option(help="With --model: kind of GPU, e.g. h200")] = None,
+        num_gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="With --model: how many")] = None,
+        gpus_per_node: Annotated[int | None, typer.Option(min=1, help="With --model: GPUs of a node; none = at most 8")] = None,
+        global_batch_size: Annotated[int | None, typer.Option(min=1, help="With --model: sequences per step")] = None,
+        seq_length: Annotated[int | None, typer.Option(min=1, help="With --model: tokens per sequence")] = None,
+        network: Annotated[
+            str | None, typer.Option(help="Link between nodes, e.g. ib-400; none = the GPU generation's usual")
+        ] = None,
+        jsonl: Annotated[
+            bool, typer.Option("--jsonl", help="Read a case a line from standard input, write a prediction a line")
+        ] = False,
+        megatron: Annotated[str | None, typer.Option(help="Rules of 0.16 or 0.19; none = the installed, 0.19 for --jsonl")] = None,
+        output: Annotated[Path | None, typer.Option(help="HTML file for the figures")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")] = False,
+    ) -> None:
+        """Predict memory, step time and watts of a study's candidates and show the best, in seconds, with no GPU."""
+        from autotune.check import rules_of
+        from autotune.plan import machines_of
+
+        version = rules_of(megatron)
+        if jsonl:
+            from autotune.plan_cases import run_jsonl
+
+            sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
+            return
+        spec = _study(study, model, (gpu, num_gpus, global_batch_size, seq_length), gpus_per_node)
+        pools = [(pool, machines_of(pool, network, "--gpu" if model else "")) for pool in spec.pools]
+        answer = _plan_settings(spec, pools, settings, version) if settings else _plan_all(spec, pools, top, output, version)
+        if as_json:
+            sys.stdout.write(json.dumps(answer.to_json(), indent=2) + "\n")
+        else:
+            show(answer.for_person())
+        if not answer.ok:
+            raise typer.Exit(1)
+
+    app.command()(friendly(plan))
+
+
+def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_per_node: int | None) -> StudySpec:
+    """The study file, or one made of the options.
+
+    Raises:
+        SpecError: neither or both are given, or something is missing.
+    """
+    from autotune.plan import model_study
+    from autotune.spec import load_study, study_file
+
+    if (study is None) == (model is None):
+        raise SpecError("STUDY", study, "give a study file or --model", STUDY_OR_MODEL)
+    if model is None:
+        return load_study(study_file(str(study)))
+    names = ("--gpu", "--gpus", "--global-batch-size", "--seq-length")
+    missing = [name for name, value in zip(names, numbers, strict=True) if value is None]
+    if missing:
+        raise SpecError(missing[0], None, "is needed with --model", STUDY_OR_MODEL)
+    gpu, num_gpus, global_batch_size, seq_length = numbers
+    return model_study(model, gpu, num_gpus, gpus_per_node, global_batch_size, seq_length)
+
+
+def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
+    """Plan every pool; write the figures if asked for."""
+    from autotune.plan import plan_pool
+    from autotune.plan_text import PlansAnswer
+
+    plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
+    if output is not None:
+        from autotune.plan_figures import write_html
+
+        write_html(output, plans, top)
+    return PlansAnswer(plans, top)
+
+
+def _plan_settings(spec: StudySpec, pools: Pools, settings: list[str], megatron: MegatronVersion | None) -> Checked:
+    """Plan one configuration on every pool."""
+    from autotune.check import configuration
+    from autotune.plan import plan_one
+    from autotune.plan_text import OnesAnswer
+
+    config = configuration(spec, settings, None)
+    return OnesAnswer(tuple(plan_one(spec, pool, config, machines, megatron) for pool, machines in pools))

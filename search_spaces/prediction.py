@@ -1,0 +1,209 @@
+"""Predictions: memory, step time and watts of every row of a table together, on one kind of device, before a GPU is used.
+
+Nothing is modelled here: `memory`, `step_time` and `power` are asked about the same rows and joined. The numbers are predicted,
+never measured, and say how far they may be off: memory by its own upper bound, step time by the error on published measurements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from search_spaces import memory, power, step_time
+from search_spaces.clock_power import shipped_power
+from search_spaces.coefficients import Coefficients, shipped
+from search_spaces.columns import Columns
+from search_spaces.gpus import GpuSpec, Links, links_of
+from search_spaces.kernels import Floats
+from search_spaces.memory import MemoryTable, Verdict
+from search_spaces.model import Workload
+from search_spaces.power import PowerTable
+from search_spaces.step_time import TimeTable
+
+Routing = Literal["balanced", "real"]
+
+STEP_TIME_ERROR = 0.24
+"""Mean absolute error of a step's predicted seconds without any measured row of the pool: 1,439 published rows, each source held
+out of the fit of the coefficients (`benchmarks/accuracy.py`). Sources differ: 17 to 57 %."""
+
+STEP_TIME_ERROR_CALIBRATED = 0.11
+"""The same after at most five measured rows of the pool: 1,362 rows."""
+
+POWER_LIMIT_PART = "power_limit"
+"""Seconds that a power or clock limit adds to the sum of the parts of `step_time.PARTS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines that a prediction is for.
+
+    Attributes:
+        gpu: Kind of device.
+        links: How the devices are joined.
+        coefficients: What real kernels reach on them.
+        calibrated: Whether measured trials of these machines are in the coefficients.
+    """
+
+    gpu: GpuSpec
+    links: Links
+    coefficients: Coefficients
+    calibrated: bool = False
+
+    @classmethod
+    def shipped(cls, gpu: GpuSpec, gpus_per_node: int, network: str | None = None, inside: str | None = None) -> Machines:
+        """Machines with shipped coefficients.
+
+        Args:
+            gpu: Kind of device.
+            gpus_per_node: Devices of a node.
+            network: Link between nodes; none = the one usual for the device's generation.
+            inside: Link inside a node; none = the device's own.
+
+        Raises:
+            KeyError: no such link.
+        """
+        return cls(gpu, links_of(gpu, gpus_per_node, network, inside), shipped(gpu.name))
+
+    @property
+    def step_time_error(self) -> float:
+        """Mean absolute error to expect of a step's seconds, as a share."""
+        return STEP_TIME_ERROR_CALIBRATED if self.calibrated else STEP_TIME_ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What physics says of one configuration. Predicted, not measured.
+
+    Attributes:
+        fits: "fits", "at_risk" (the upper bound is above the GPU's memory) or "does_not_fit" (the expectation is).
+        memory_gib: Peak of what torch allocates on the fullest pipeline stage.
+        memory_gib_by_stage: The same for every stage.
+        memory_by_component: GiB by component on the fullest stage; they add up to `device_gib`.
+        device_gib: What the GPU is expected to hold there: allocated, unused segments, CUDA context, NCCL.
+        upper_gib: Upper bound of that.
+        capacity_gib: The GPU's memory.
+        step_time_s: Seconds of an optimiser step, limits of power and clock obeyed.
+        time_by_part_s: Seconds by part; they add up to `step_time_s`.
+        tokens_per_s_per_gpu: Global batch x sequence length / step time / GPUs.
+        mean_power_w: Mean board watts per GPU.
+        peak_power_w: Highest mean over the board's averaging window, per GPU.
+        step_time_error: Mean absolute error to expect of `step_time_s`, as a share.
+        origin: Always "predicted".
+    """
+
+    fits: Verdict
+    memory_gib: float
+    memory_gib_by_stage: tuple[float, ...]
+    memory_by_component: dict[str, float]
+    device_gib: float
+    upper_gib: float
+    capacity_gib: float
+    step_time_s: float
+    time_by_part_s: dict[str, float]
+    tokens_per_s_per_gpu: float
+    mean_power_w: float
+    peak_power_w: float
+    step_time_error: float
+    origin: Literal["predicted"] = "predicted"
+
+    @property
+    def headroom_gib(self) -> float:
+        """GPU memory left at the expected peak."""
+        return self.capacity_gib - self.device_gib
+
+    @property
+    def slowest_part(self) -> str:
+        """The part of the step that takes most."""
+        return max(self.time_by_part_s, key=lambda name: self.time_by_part_s[name])
+
+    @property
+    def largest_component(self) -> str:
+        """The component of memory that takes most on the fullest stage."""
+        return max(self.memory_by_component, key=lambda name: self.memory_by_component[name])
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What physics says of every row of a table.
+
+    Attributes:
+        workload: What is trained.
+        machines: The machines that were assumed.
+        memory: GiB.
+        times: Seconds without limits of power or clock.
+        power: Watts, and seconds under the limits.
+    """
+
+    workload: Workload
+    machines: Machines
+    memory: MemoryTable
+    times: TimeTable
+    power: PowerTable
+
+    def __len__(self) -> int:
+        return len(self.memory)
+
+    @cached_property
+    def fits(self) -> np.ndarray:
+        """The verdict of every row against the GPU's memory, (rows,)."""
+        return self.memory.verdict(self.machines.gpu.memory_gib)
+
+    @cached_property
+    def step_time_s(self) -> Floats:
+        """Seconds of an optimiser step, limits obeyed, (rows,)."""
+        return np.broadcast_to(self.power.step_time_s, (len(self),))
+
+    @property
+    def tokens_per_s_per_gpu(self) -> Floats:
+        """Global batch x sequence length / step time / GPUs, (rows,)."""
+        return np.asarray(self.workload.tokens_per_step / self.step_time_s / self.workload.world_size)
+
+    @property
+    def peak_power_w(self) -> Floats:
+        """Peak watts per GPU, (rows,)."""
+        return np.broadcast_to(self.power.peak_w, (len(self),))
+
+    def row(self, row: int) -> Prediction:
+        """One row with all its parts."""
+        seconds, parts = float(self.step_time_s[row]), self.times.row(row)
+        added = max(seconds - sum(parts.values()), 0.0)
+        mean_w = np.broadcast_to(self.power.mean_w, (len(self),))
+        return Prediction(
+            fits=self.fits[row].item(),
+            memory_gib=float(self.memory.memory_gib[row]),
+            memory_gib_by_stage=tuple(self.memory.by_stage(row).tolist()),
+            memory_by_component=self.memory.by_component(row),
+            device_gib=float(self.memory.device_gib[row]),
+            upper_gib=float(self.memory.upper_gib[row]),
+            capacity_gib=self.machines.gpu.memory_gib,
+            step_time_s=seconds,
+            time_by_part_s={**parts, POWER_LIMIT_PART: added if added > 1e-9 * seconds else 0.0},
+            tokens_per_s_per_gpu=self.workload.tokens_per_step / seconds / self.workload.world_size,
+            mean_power_w=float(mean_w[row]),
+            peak_power_w=float(self.peak_power_w[row]),
+            step_time_error=self.machines.step_time_error,
+        )
+
+
+def predict(columns: Columns, machines: Machines, routing: Routing = "real") -> Predictions:
+    """Memory, step time and watts of every row.
+
+    Args:
+        columns: Legal candidates of one workload (`Columns.of(workload, config)` for one).
+        machines: The machines.
+        routing: Whether experts get equal shares (forced balance, as in benchmarks) or the router's own.
+    """
+    kernels = memory.Kernels.of(columns.workload)
+    fused = kernels.flash_attention and "bf16" in machines.gpu.peak_tflops  # fused attention and bf16 came with the same generation
+    kernels = replace(kernels, balanced_experts=routing == "balanced", flash_attention=fused)
+    times = step_time.estimate(columns, machines.gpu, machines.links, machines.coefficients, routing)
+    return Predictions(
+        workload=columns.workload,
+        machines=machines,
+        memory=memory.estimate(columns, kernels),
+        times=times,
+        power=power.estimate(times, columns, shipped_power(machines.gpu.name)),
+    )
