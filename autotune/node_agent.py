@@ -67,13 +67,14 @@ class NodeAgent:
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
         self._context = ray.get_runtime_context()
+        self._raylet_pid = os.getppid()
         self._check_labels()
         self._gpus = self._assigned_gpus()
         self._stopped = ""
         self._running = threading.Lock()
         # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
         os.environ.pop(SESSION_VARIABLE, None)
-        self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=os.getppid())
+        self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=self._raylet_pid)
         self._supervised.start()
 
     def _assigned_gpus(self) -> list[str]:
@@ -86,7 +87,13 @@ class NodeAgent:
         return environment.model_copy(update={"env": {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus), **environment.env}})
 
     def describe(self) -> dict[str, Any]:
-        """Who and where this agent is; counters for tests and reports."""
+        """Who and where this agent is; counters for tests and reports.
+
+        Raises:
+            RuntimeError: where the node's raylet has died: Ray lets an agent outlive it.
+        """
+        if os.getppid() != self._raylet_pid:
+            raise RuntimeError("the raylet of this node died; this agent outlives it for a minute and runs no more trials")
         return {
             "node_id": self._context.get_node_id(),
             "labels": self._context.get_node_labels(),

@@ -125,17 +125,19 @@ class Slots:
         """End what runs on every leased slot."""
         self._ask_all("stop", [(slot, (slot.trial,)) for slot in self._slots if slot.leased])
 
-    def repair(self, slot: Slot) -> None:
+    def repair(self, slot: Slot, *, anew: bool = False) -> None:
         """Start a new agent for each dead one.
+
+        Args:
+            slot: The slot.
+            anew: Replace also those that answer: on a node that is going away an agent may answer once more and then fail.
 
         Raises:
             InfrastructureError: where a node does not come back.
         """
         for rank, agent in enumerate(slot.agents):
-            try:
-                ray.get(agent.describe.remote(), timeout=_ANSWER_S)
-            except RayError:
-                log.warning("pool %s: agent of node %d is gone; starting another", slot.pool.name, rank)
+            if anew or not _answers(agent):
+                log.warning("pool %s: agent of node %d failed; starting another", slot.pool.name, rank)
                 ray.kill(agent)
                 self._start_agent(slot, rank)
 
@@ -185,6 +187,14 @@ class Slots:
             _matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
             raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
         return node_id
+
+
+def _answers(agent: Any) -> bool:
+    try:
+        ray.get(agent.describe.remote(), timeout=_ANSWER_S)
+    except RayError:
+        return False
+    return True
 
 
 def check_nodes(pools: tuple[PoolSpec, ...]) -> None:

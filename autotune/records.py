@@ -37,6 +37,7 @@ class TrialResult:
         ended_s: Unix time at which the last node had ended.
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
+        agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
     """
 
     outcome: Outcome
@@ -46,6 +47,7 @@ class TrialResult:
     ended_s: float = 0.0
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
+    agent_failed: bool = False
 
     @property
     def environment(self) -> dict[str, str]:

@@ -93,7 +93,7 @@ class StudySearcher(Searcher):
             self._slots.end_trial(flight.slot)
             shown = TrialResult(Outcome.LOST, "the Tune worker of this trial died", log_folder=flight.log_folder)
         if shown.outcome is Outcome.LOST and not self._stopped_by_user.is_set():
-            self._repair(flight)
+            self._repair(flight, shown.agent_failed)
         self._slots.release(flight.slot)
         flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._reorder(flight.study)
@@ -138,10 +138,10 @@ class StudySearcher(Searcher):
             log_folder=folder,
         )
 
-    def _repair(self, flight: _InFlight) -> None:
+    def _repair(self, flight: _InFlight, agent_failed: bool) -> None:
         """A slot whose node does not come back ends its pool's study; the others go on."""
         try:
-            self._slots.repair(flight.slot)
+            self._slots.repair(flight.slot, anew=agent_failed)
         except InfrastructureError as error:
             flight.study.end_reason = f"infrastructure: {error}"
 

@@ -28,6 +28,7 @@ class _Merged:
 
     steps: list[StepRecord] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    agent_failed: bool = False
 
     def failed(self) -> bool:
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
@@ -49,9 +50,11 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         limit_s = request.limits.startup_s + request.limits.trial_s + _END_GRACE_S
         _follow(agents, request.trial, streams, merged, deadline_s=launched_s + limit_s)
     except RayError as error:
+        merged.agent_failed = True
         merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
     verdict = classify_nodes(merged.verdicts)
-    return TrialResult(verdict.outcome, verdict.detail, tuple(merged.steps), launched_s, time.time(), nodes, request.log_folder)
+    steps, ended_s = tuple(merged.steps), time.time()
+    return TrialResult(verdict.outcome, verdict.detail, steps, launched_s, ended_s, nodes, request.log_folder, merged.agent_failed)
 
 
 def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, deadline_s: float) -> None:

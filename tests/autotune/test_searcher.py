@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,8 @@ class FakeSlots:
     def release(self, slot):
         self.leased.remove(slot.pool)
 
-    def repair(self, slot):
+    def repair(self, slot, *, anew=False):
+        self.anew = anew
         self.repaired.append(slot.pool)
         if self.broken:
             raise InfrastructureError("node does not come back")
@@ -130,6 +132,14 @@ def test_a_node_that_does_not_come_back_ends_its_pool_only(made):
     end(searcher, "t1", failed(Outcome.LOST))
     assert studies[0].end_reason == "infrastructure: node does not come back"
     assert searcher.suggest("t2")["request"].trial.startswith("case/b/")
+
+
+@pytest.mark.parametrize("agent_failed", [False, True])
+def test_an_agent_that_failed_a_trial_is_replaced_even_if_it_answers_again(made, agent_failed):
+    searcher, _, slots, _ = made()
+    searcher.suggest("t1")
+    end(searcher, "t1", replace(failed(Outcome.LOST), agent_failed=agent_failed))
+    assert slots.anew is agent_failed
 
 
 def test_C007_trials_stopped_by_the_user_are_lost_and_no_failure_of_theirs(made):
