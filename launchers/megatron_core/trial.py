@@ -99,3 +99,7 @@ def _context_of_torchrun() -> RankContext:
 
 if __name__ == "__main__":
     main(json.loads(Path(sys.argv[1]).read_text()), _context_of_torchrun())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Leave as a forked rank does: unloading torch with gloo's threads still around now and then aborts the process.
+    os._exit(0)
