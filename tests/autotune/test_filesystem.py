@@ -17,8 +17,8 @@ server:/home /home nfs4 rw,vers=4.2 0 0
 /dev/nvme0n1p1 /home/fast xfs rw 0 0
 mds@tcp:/scratch /scratch lustre rw 0 0
 server:/one /mnt/with\\040space cifs rw 0 0
-tmpfs /work tmpfs rw 0 0
-server:/two /work nfs rw 0 0
+tmpfs /data tmpfs rw 0 0
+server:/two /data nfs rw 0 0
 person@host: /mnt/ssh fuse.sshfs rw 0 0
 broken line
 """
@@ -33,7 +33,7 @@ broken line
         ("/homeless/study", "ext4", False),
         ("/scratch", "lustre", True),
         ("/mnt/with space/study", "cifs", True),
-        ("/work/study", "nfs", True),
+        ("/data/study", "nfs", True),
         ("/mnt/ssh", "fuse.sshfs", True),
     ],
 )
