@@ -78,16 +78,14 @@ class RaySession:
         Raises:
             InfrastructureError: where the cluster cannot be reached or two pools of one machine want different labels.
         """
-        self._cleanup.callback(shutil.rmtree, self.scratch, ignore_errors=True)
-        self._set_environment(_ENVIRONMENT)
-        try:
+        with self._cleanup:  # whatever goes wrong below is undone; what went well is kept for the end
+            self._cleanup.callback(shutil.rmtree, self.scratch, ignore_errors=True)
+            self._set_environment(_ENVIRONMENT)
             if self.private:
                 self._start_private()
             else:
                 self._join()
-        except BaseException:
-            self._cleanup.close()
-            raise
+            self._cleanup = self._cleanup.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -56,7 +56,3 @@ class Job:
     def model_chunks(self) -> int:
         """Model chunks per pipeline rank: 1 without the interleaved schedule."""
         return self.knobs["num_virtual_stages_per_pipeline_rank"] or 1
-
-    def num_microbatches(self, data_parallel_size: int) -> int:
-        """Micro-batches per rank and step: global batch / (micro-batch x data parallel size)."""
-        return self.global_batch_size // (self.micro_batch_size * data_parallel_size)

@@ -9,25 +9,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import pytest
-
 from autotune.tracking import ParentRun, Tracker
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.legality import Violation
-from tests.autotune.tracking_cases import PARENT, STUDY, artifact, client, copied, logged, migrated, record, runs, script, step
-
-
-@pytest.fixture
-def state(tmp_path_factory, tmp_path):
-    return copied(migrated(tmp_path_factory.getbasetemp()), tmp_path / "state")
-
-
-@pytest.fixture
-def tracker(state):
-    tracker = Tracker(None, state)
-    yield tracker
-    tracker.close(0)
+from tests.autotune.tracking_cases import PARENT, STUDY, artifact, client, logged, record, runs, script, step
 
 
 def test_a_trial_is_one_nested_run_with_everything_in_it(tracker, tmp_path):

@@ -12,19 +12,7 @@ from mlflow.exceptions import MlflowException
 from autotune.errors import TrackingError
 from autotune.tracking import Tracker
 from launchers.outcome import Outcome
-from tests.autotune.tracking_cases import PARENT, STUDY, artifact, client, copied, migrated, record, runs, script
-
-
-@pytest.fixture
-def state(tmp_path_factory, tmp_path):
-    return copied(migrated(tmp_path_factory.getbasetemp()), tmp_path / "state")
-
-
-@pytest.fixture
-def tracker(state):
-    tracker = Tracker(None, state)
-    yield tracker
-    tracker.close(0)
+from tests.autotune.tracking_cases import PARENT, STUDY, artifact, client, record, runs, script
 
 
 def test_a_repeat_updates_the_same_run(tracker, state):
