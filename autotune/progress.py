@@ -13,7 +13,7 @@ from rich.text import Text
 from autotune.pool_study import PoolStudy, Proposal
 from autotune.records import TrialRecord, short
 from autotune.report import throughput, trial_table
-from autotune.spec import Budget
+from autotune.spec_parts import Budget
 from launchers.outcome import Outcome
 
 _ROWS = 14

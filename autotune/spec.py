@@ -9,11 +9,8 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -22,6 +19,7 @@ from pydantic import (
 import search_spaces
 from autotune.errors import NOTHING, SpecError
 from autotune.spec_errors import nearest, spec_error, wrong
+from autotune.spec_parts import Budget, Measurement, Part
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
@@ -45,48 +43,7 @@ def _url(schemes: tuple[str, ...]) -> AfterValidator:
     return AfterValidator(check)
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Budget(_Part):
-    """When a study ends at the latest. Refused trials count against neither.
-
-    Attributes:
-        trials: Launched trials per pool, the baseline included.
-        wall_time_s: Seconds for the whole study.
-    """
-
-    trials: PositiveInt = 30
-    wall_time_s: PositiveFloat | None = None
-
-
-class Measurement(_Part):
-    """How long a trial runs.
-
-    Attributes:
-        steps: Optimiser steps of a trial.
-        warmup_steps: First steps that are not measured (start-up, allocator, Adam's state).
-        startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
-        step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
-        trial_timeout_s: Limit of the whole trial.
-    """
-
-    steps: PositiveInt = 12
-    warmup_steps: NonNegativeInt = 2
-    startup_timeout_s: PositiveFloat = 300.0
-    step_timeout_s: PositiveFloat = 120.0
-    trial_timeout_s: PositiveFloat = 1800.0
-
-    @model_validator(mode="after")
-    def _something_is_measured(self) -> Self:
-        if self.steps <= self.warmup_steps:
-            problem = f"leaves nothing to measure after warmup_steps={self.warmup_steps}"
-            raise wrong("steps", self.steps, problem, f"give at least {self.warmup_steps + 6} steps: six tell an interval")
-        return self
-
-
-class StudySpec(_Part):
+class StudySpec(Part):
     """A study file: what is trained, where, what may be tried, and for how long.
 
     Attributes:
