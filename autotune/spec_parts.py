@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from autotune.errors import NOTHING
 from autotune.spec_errors import wrong
 
 
@@ -50,3 +51,42 @@ class Measurement(Part):
             problem = f"leaves nothing to measure after warmup_steps={self.warmup_steps}"
             raise wrong("steps", self.steps, problem, f"give at least {self.warmup_steps + 6} steps: six tell an interval")
         return self
+
+
+class Bound(Part):
+    """Bounds of one metric, in the metric's unit.
+
+    Attributes:
+        max: It must not be above this.
+        min: It must not be below this.
+    """
+
+    max: FiniteFloat | None = None
+    min: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _something_is_bound(self) -> Self:
+        if self.max is None and self.min is None:
+            raise wrong("max", NOTHING, "neither max nor min is given", "give one, e.g. {max: 700}")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise wrong("min", self.min, f"is above max={self.max:g}", "no value satisfies both")
+        return self
+
+    def __str__(self) -> str:
+        """Such as `at most 700`."""
+        parts = [f"at least {self.min:,g}"] if self.min is not None else []
+        return " and ".join(parts + ([f"at most {self.max:,g}"] if self.max is not None else []))
+
+
+class Confirmation(Part):
+    """How the best explored configurations are measured again before one is called the winner.
+
+    Attributes:
+        top: The best so many, and further ones whose 95 % interval reaches the best's; 0 = no confirmation.
+        repeats: Runs of each, in turns, so that slow drift (heat, neighbours) hits all alike.
+        steps: Optimiser steps of a confirming trial; none = twice those of an exploring one.
+    """
+
+    top: NonNegativeInt = 3
+    repeats: Annotated[int, Field(ge=2)] = 3
+    steps: PositiveInt | None = None
