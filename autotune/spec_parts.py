@@ -20,12 +20,18 @@ class Budget(Part):
     """When a study ends at the latest. Refused trials count against neither.
 
     Attributes:
-        trials: Launched trials per pool, the baseline included.
+        trials: Launched trials per pool, the baseline included; confirming runs come on top.
         wall_time_s: Seconds for the whole study.
+        gpu_hours: GPU-hours per pool, start-up included.
+        energy_kwh: Energy of the GPUs per pool, where it can be measured.
+        usd: Money per pool; needs the pool's `usd_per_gpu_hour`.
     """
 
     trials: PositiveInt = 30
     wall_time_s: PositiveFloat | None = None
+    gpu_hours: PositiveFloat | None = None
+    energy_kwh: PositiveFloat | None = None
+    usd: PositiveFloat | None = None
 
 
 class Measurement(Part):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
 
 class RankEnvironment(BaseModel):
@@ -38,6 +38,7 @@ class PoolSpec(BaseModel):
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
         labels: Ray node labels that select the nodes.
         environment: Where and how ranks run.
+        usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +49,7 @@ class PoolSpec(BaseModel):
     gpus_per_node: PositiveInt
     labels: dict[str, str] = Field(default_factory=dict)
     environment: RankEnvironment = RankEnvironment()
+    usd_per_gpu_hour: PositiveFloat | None = None
 
     @property
     def world_size(self) -> int:
