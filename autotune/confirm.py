@@ -75,13 +75,15 @@ class Decision:
     Attributes:
         winner: Its confirming run with the median score.
         runner_up: The next best contender's; None where only one was confirmed.
-        margin: Winner against runner-up.
+        margin: Winner's scores less the runner-up's.
+        over_baseline: Winner's ln(tokens/s) less the baseline's; None where the baseline was not confirmed or has won.
         by_power: Whether the winner was taken from several that are not told apart, for its lower power.
     """
 
     winner: TrialRecord
     runner_up: TrialRecord | None = None
     margin: Comparison | None = None
+    over_baseline: Comparison | None = None
     by_power: bool = False
 
 
@@ -131,10 +133,15 @@ def decide(chosen: Sequence[Contender], objective: Objective, repeats: int) -> D
     tied = [leader, *(other for other in confirmed[1:] if not compare(leader, other, objective).decided)]
     winner = min(tied, key=_mean_power_w) if all(_mean_power_w(contender) < np.inf for contender in tied) else leader
     others = [contender for contender in confirmed if contender is not winner]
-    if not others:
-        return Decision(_median_run(winner, objective))
-    margin = compare(winner, others[0], objective)
-    return Decision(_median_run(winner, objective), _median_run(others[0], objective), margin, by_power=winner is not leader)
+    baselines = [contender for contender in others if contender.explored.phase is Phase.BASELINE]
+    throughput = replace(objective, weights={THROUGHPUT: 1.0})
+    return Decision(
+        winner=_median_run(winner, objective),
+        runner_up=_median_run(others[0], objective) if others else None,
+        margin=compare(winner, others[0], objective) if others else None,
+        over_baseline=compare(winner, baselines[0], throughput) if baselines else None,
+        by_power=winner is not leader,
+    )
 
 
 def compare(one: Contender, other: Contender, objective: Objective) -> Comparison:

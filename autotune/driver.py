@@ -12,7 +12,8 @@ from ray.tune.error import TuneError
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
 from autotune.placement import Slots, check_nodes
-from autotune.pool_study import PoolStudy, Proposal
+from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
 from autotune.spec import StudySpec

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
+from autotune.budget import used_up
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
-from autotune.judge import infeasibility, judge
+from autotune.confirm import next_config
+from autotune.judge import judge
+from autotune.ledger import Ledger
 from autotune.metrics import readable, summarise
+from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, study_name
 from autotune.sampler import candidate_sampler
@@ -32,23 +36,6 @@ STOPPED_BY_USER = "stopped by the user"
 _CONSTRAINT = "infeasible"
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A trial to launch.
-
-    Attributes:
-        trial: Optuna's trial, RUNNING.
-        config: What to run.
-        phase: Why.
-        proposed_s: Unix time.
-    """
-
-    trial: optuna.Trial
-    config: TrialConfig
-    phase: Phase
-    proposed_s: float
-
-
 class PoolStudy:
     """One pool's study.
 
@@ -58,6 +45,7 @@ class PoolStudy:
         workload: What is trained there.
         table: Megatron's legal candidates.
         end_reason: Why nothing more is proposed; empty while it goes on.
+        deadline_s: Unix time at which the study ends; exploring ends earlier, so that the best can be confirmed. None = no limit.
     """
 
     def __init__(
@@ -79,6 +67,7 @@ class PoolStudy:
         self.table = candidate_table(spec, pool)
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
+        self.deadline_s: float | None = None
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
@@ -89,31 +78,30 @@ class PoolStudy:
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts = Attempts()
         self._baseline_due = True
-        self._launched = self._running = 0
-        self._worst: float | None = None
-        self._records: list[TrialRecord] = []
-        self._reload()
-        if not self.candidates.left and not self._records:
+        self._running: list[Proposal] = []
+        self._explored = ""
+        self._ledger = self._reload()
+        if not self.candidates.left and not self.records:
             self.end_reason = self._nothing_legal()
 
     @property
     def records(self) -> list[TrialRecord]:
         """All ended trials, in the order of their numbers."""
-        return self._records
+        return self._ledger.records
 
     @property
     def launched(self) -> int:
         """Launched trials that count against the budget."""
-        return self._launched
+        return self._ledger.spent.trials
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best completed trial so far; None where nothing completed."""
-        return self.results().best
+        """The best trial so far within the limits; None where there is none."""
+        return self._ledger.best()
 
     def results(self) -> PoolResults:
         """What the storage holds now."""
-        return results_of(self._optuna, self.pool)
+        return results_of(self._optuna, self._spec, self.pool)
 
     def close(self) -> None:
         """Keep the reason of the end beside the trials."""
@@ -126,15 +114,22 @@ class PoolStudy:
         """
         if self.end_reason:
             return None
-        if self._launched + self._running >= self._spec.budget.trials:
-            self._end(f"budget: {self._launched} trials")
-            return None
         if retry := self._attempts.next_retry():
             return self._proposal(self._ask(retry[0]), *retry)
+        if not self._explored and (proposal := self._explore()) is not None:
+            return proposal
+        return self._confirm() if self._explored else None
+
+    def _explore(self) -> Proposal | None:
+        """The next new trial; None where there is none now, or, with `_explored` set, where exploring is over."""
+        if reason := self._enough():
+            self._end_exploring(reason)
+            return None
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
+                tried = f"all {self._legal} legal candidates were tried"
+                self._end_exploring(tried if self.launched else self._nothing_legal())
                 return None
             trial, config, phase = self._draw()
             violations = self.violations(config)
@@ -143,16 +138,36 @@ class PoolStudy:
             self._refuse(trial, config, phase, violations)
         raise AssertionError("the sampler proposed an illegal point although only legal ones were asked for")
 
+    def _enough(self) -> str:
+        """Why nothing new is tried any more; empty while it is."""
+        self.end_reason = self._ledger.cannot_be_shown()
+        if self.deadline_s is not None and time.time() + self._ledger.confirming_s() > self.deadline_s:
+            return "budget: wall time, less what confirming takes"
+        so_far = self._ledger.spent
+        return self.end_reason or used_up(self._spec.budget, replace(so_far, trials=so_far.trials + len(self._running)))
+
+    def _confirm(self) -> Proposal | None:
+        """The next confirming trial; the study ends where none is left."""
+        chosen = [contender for contender in self._ledger.contenders() if not self._attempts.used_up(contender.config)]
+        running = [proposal.config for proposal in self._running]
+        if self._ledger.objective is not None:
+            config = next_config(chosen, running, self._spec.confirm.repeats, self._ledger.objective)
+            if config is not None:
+                return self._proposal(self._ask(config), config, Phase.CONFIRM)
+        if not self._running:
+            self.end_reason = self._explored
+        return None
+
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
-        self._running -= 1
+        self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
         steps = readable(result.steps)
         metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
         outcome, detail = judge(result, metrics)
         if stopped_by_user and outcome is not Outcome.COMPLETED:
             outcome, detail = Outcome.LOST, STOPPED_BY_USER
         record = replace(
-            self._record(proposal, outcome, detail),
+            proposal.ended(self.name, outcome, detail),
             steps=steps,
             metrics=metrics,
             environment=result.environment,
@@ -167,13 +182,13 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        self._running += 1
-        return Proposal(trial, config, phase, time.time())
+        self._running.append(Proposal(trial, config, phase, time.time()))
+        return self._running[-1]
 
-    def _end(self, reason: str) -> None:
-        """The study ends, unless a running trial may still be lost and come back."""
+    def _end_exploring(self, reason: str) -> None:
+        """Exploring is over, unless a running trial may still be lost and come back."""
         if not self._running:
-            self.end_reason = reason
+            self._explored = reason
 
     def _draw(self) -> tuple[optuna.Trial, TrialConfig, Phase]:
         """The baseline first, then what the sampler proposes, legal or not."""
@@ -198,30 +213,16 @@ class PoolStudy:
         self.candidates.mark_seen(config)
         proposal = Proposal(trial, config, phase, time.time())
         detail = "; ".join(violation.message for violation in violations)
-        self._tell(trial, self._record(proposal, Outcome.REFUSED, detail, tuple(violations)))
-
-    def _record(self, proposal: Proposal, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
-        return TrialRecord(
-            study=self.name,
-            number=proposal.trial.number,
-            phase=proposal.phase,
-            config=proposal.config,
-            argv=tuple(proposal.config.argv()),
-            outcome=outcome,
-            detail=detail,
-            violations=violations,
-            started_s=proposal.proposed_s,
-            ended_s=time.time(),
-        )
+        self._tell(trial, proposal.ended(self.name, Outcome.REFUSED, detail, tuple(violations)))
 
     def _count(self, record: TrialRecord, stopped_by_user: bool) -> None:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
-            self._launched += 1
             self._attempts.showed_result()
             return
         if stopped_by_user:
-            self.candidates.reopen(record.config)
+            if record.phase is not Phase.CONFIRM:
+                self.candidates.reopen(record.config)
             return
         self._attempts.lost(record.config, record.phase)
         if self._attempts.pool_is_lost:
@@ -230,58 +231,45 @@ class PoolStudy:
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> TrialRecord:
         """Attributes first, then the end: Optuna takes none afterwards."""
-        value = record.metrics.get("tokens_per_s_per_gpu") if record.outcome is Outcome.COMPLETED else self._pessimistic()
-        if record.outcome is Outcome.LOST:
-            value = None
-        record = replace(record, value=value)
+        record = self._ledger.valued(record)
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
-        self._conclude(trial, record)
-        self._remember(record)
+        self._conclude(trial, record, self._ledger)
+        self._ledger.add(record)
         self._on_record(self, record)
         return record
 
-    def _conclude(self, trial: optuna.Trial, record: TrialRecord) -> None:
+    def _conclude(self, trial: optuna.Trial, record: TrialRecord, ledger: Ledger) -> None:
         if record.value is None:
             self._optuna.tell(trial, state=TrialState.FAIL)
             return
         if not trial.constraints:
-            trial.set_constraint(_CONSTRAINT, infeasibility(record))
+            trial.set_constraint(_CONSTRAINT, ledger.infeasibility(record))
         self._optuna.tell(trial, record.value)
 
-    def _remember(self, record: TrialRecord) -> None:
-        self._records.append(record)
-        if record.outcome is Outcome.COMPLETED and record.value is not None:
-            self._worst = min(record.value, self._worst if self._worst is not None else record.value)
-
-    def _pessimistic(self) -> float:
-        """What a failed trial is told as: the worst value seen; 0 before any."""
-        return self._worst if self._worst is not None else 0.0
-
-    def _reload(self) -> None:
+    def _reload(self) -> Ledger:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
-        for frozen in self._optuna.get_trials(deepcopy=False):
-            record = record_from_trial(frozen)
+        stored = [(frozen, record_from_trial(frozen)) for frozen in self._optuna.get_trials(deepcopy=False)]
+        ledger = Ledger(self._spec, self.pool, tuple(record for _, record in stored if record is not None))
+        for frozen, record in stored:
             if frozen.state is TrialState.WAITING:
                 # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
                 self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
             elif not frozen.state.is_finished() and record is not None:
                 # Its driver died between the record and the end.
-                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record)
+                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record, ledger)
             elif not frozen.state.is_finished():
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
             if record is not None:
                 self._take_over(record)
+        return ledger
 
     def _take_over(self, record: TrialRecord) -> None:
-        """Count a trial of an earlier driver."""
-        self._remember(record)
+        """A trial of an earlier driver: what it says of its candidate and of the pool."""
         if record.outcome is Outcome.LOST:
             if record.detail != STOPPED_BY_USER:
                 self._attempts.lost_before(record.config)
             if not self._attempts.used_up(record.config):
                 return
-        else:
-            self._launched += record.outcome is not Outcome.REFUSED
         self.candidates.mark_seen(record.config)
         if record.phase is Phase.BASELINE:
             self._baseline_due = False

@@ -18,8 +18,9 @@ from ray.tune.search import Searcher
 from autotune.errors import InfrastructureError
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
-from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
-from autotune.records import TrialResult
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.proposal import Proposal
+from autotune.records import Phase, TrialResult
 from autotune.spec import StudySpec
 from autotune.trial import RESULT_KEY
 from launchers.base import Launcher
@@ -66,6 +67,8 @@ class StudySearcher(Searcher):
         self._on_launch = on_launch
         self._stopped_by_user = stopped_by_user
         self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
+        for study in studies:
+            study.deadline_s = self._deadline_s
         self._first_trials: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -126,14 +129,16 @@ class StudySearcher(Searcher):
         measurement = self._spec.measurement
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
+        steps = self._spec.confirm_steps if proposal.phase is Phase.CONFIRM else measurement.steps
+        longer = max(1.0, steps / measurement.steps)
         return SlotRequest(
             trial=trial,
             program=self._launcher.program,
-            job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
+            job=self._launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
-                trial_s=measurement.trial_timeout_s,
+                trial_s=measurement.trial_timeout_s * longer,
             ),
             log_folder=folder,
         )

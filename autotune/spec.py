@@ -10,6 +10,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     Field,
+    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     ValidationError,
@@ -18,8 +19,9 @@ from pydantic import (
 
 import search_spaces
 from autotune.errors import NOTHING, SpecError
+from autotune.objective import DEFAULT_WEIGHTS
 from autotune.spec_errors import nearest, spec_error, wrong
-from autotune.spec_parts import Budget, Measurement, Part
+from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
@@ -56,6 +58,9 @@ class StudySpec(Part):
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
         search: Knob -> choices.
+        objective: Weight by metric; positive where more is better. See `autotune.objective`.
+        limits: Bounds on metrics of the answer; they may be crossed while exploring.
+        confirm: How the winner is chosen among the best.
         budget: When the study ends.
         measurement: How long a trial runs.
         sampler: Optuna sampler; those that learn from failed trials, and `grid`.
@@ -73,6 +78,9 @@ class StudySpec(Part):
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
     search: dict[str, Any] | Literal["auto"]
+    objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
+    limits: dict[str, Bound] = Field(default_factory=dict)
+    confirm: Confirmation = Confirmation()
     budget: Budget = Budget()
     measurement: Measurement = Measurement()
     sampler: SamplerName = "tpe"
@@ -98,6 +106,11 @@ class StudySpec(Part):
             except ValueError as error:
                 raise wrong("search", NOTHING, str(error), "choose every knob once, by itself or in its group") from None
         return self
+
+    @property
+    def confirm_steps(self) -> int:
+        """Optimiser steps of a confirming trial."""
+        return self.confirm.steps or 2 * self.measurement.steps
 
     def _check_choices(self, pool: PoolSpec, name: str, wanted: Any) -> None:
         """One knob's choices by themselves, so that the message can name it."""

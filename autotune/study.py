@@ -10,7 +10,8 @@ from typing import Protocol
 
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
-from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults
