@@ -59,7 +59,7 @@ BAD = {
     "negative budget": (
         study_data(budget={"trials": -3}),
         "budget.trials: must be greater than 0 (got -3)",
-        "trials: Launched trials per pool, the baseline included.",
+        "trials: Launched trials per pool, the baseline included; confirming runs come on top.",
     ),
     "missing model": (
         without("model"),
