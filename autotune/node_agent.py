@@ -17,7 +17,7 @@ from typing import Any
 import ray
 
 from autotune.session_guard import SESSION_VARIABLE
-from launchers.base import Rendezvous, StepRecord
+from launchers.base import Rendezvous, StepRecord, free_port
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
@@ -107,10 +107,7 @@ class NodeAgent:
 
     def free_port(self) -> int:
         """A port on this node that nothing listens on now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
     def run(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
         """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
