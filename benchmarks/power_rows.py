@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from benchmarks.power_workloads import share_of
 from benchmarks.ranking import Floats
 from search_spaces.calibration import minimise
-from search_spaces.clock_power import PowerCoefficients, under_limit
+from search_spaces.clock_power import Draw, PowerCoefficients, under_limit
 from search_spaces.gpus import GpuSpec, gpu
 
-FITTED = ("static", "knee", "rise", "demand", "bound", "burst", "floor")
-SPREAD = {"static": 0.2, "knee": 0.1, "rise": 0.4, "demand": 0.2, "bound": 0.2, "burst": 0.2, "floor": 0.3}
+FITTED = ("static", "knee_mhz", "rise", "demand", "intensity")
+SPREAD = {"static": 0.3, "knee_mhz": 0.08, "rise": 0.3, "demand": 0.15, "intensity": 0.4}
 LIMITS = {
-    "static": (0.1, 0.4),
-    "knee": (0.4, 0.9),
-    "rise": (0.1, 2.0),
+    "static": (0.3, 2.0),
+    "knee_mhz": (700.0, 1600.0),
+    "rise": (0.2, 2.0),
     "demand": (0.4, 1.6),
-    "bound": (0.2, 1.0),
-    "burst": (1.0, 1.8),
-    "floor": (0.1, 0.4),
+    "intensity": (30.0, 2000.0),
 }
+OF_WORKLOAD = ("static", "demand", "intensity")
 NOISE = 0.02
-WATTS_NOISE = 0.03
+WATTS_NOISE = 0.04
 GPUS = (("A100-PCIe", "a100-pcie-80gb"), ("A100-SXM", "a100-sxm4-80gb"), ("A40", "a40"), ("V100", "v100-pcie-32gb"))
 
 
@@ -38,8 +39,8 @@ class Sweep:
         source: What is held out together.
         kind: Power caps or fixed clocks.
         gpu: The device.
-        base_w: Power limit of the first row.
-        draw_w: Mean watts of the first row: what a tuner measures before it sets a limit.
+        workload: What ran, as the rows name it.
+        draw: The first row: what a tuner measures before it sets a limit.
         limits_w: Power limit of every row.
         clocks: Clock of every row over the highest.
         slowdown: Measured slow-down of every row.
@@ -49,8 +50,8 @@ class Sweep:
     source: str
     kind: Literal["cap", "clock"]
     gpu: GpuSpec
-    base_w: float
-    draw_w: float
+    workload: str
+    draw: Draw
     limits_w: Floats
     clocks: Floats
     slowdown: Floats
@@ -58,7 +59,7 @@ class Sweep:
 
     def predict(self, coefficients: PowerCoefficients) -> tuple[Floats, Floats]:
         """Slow-down and mean watts of every row."""
-        return under_limit(self.gpu, coefficients, self.draw_w, self.base_w, self.limits_w, self.clocks)
+        return under_limit(self.gpu, coefficients, self.draw, self.limits_w, self.clocks)
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
@@ -72,6 +73,14 @@ def read_sweeps(path: Path) -> list[Sweep]:
     return [_sweep(rows) for rows in sweeps.values() if len(rows) > 1]
 
 
+def pools(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
+    """Sweeps of one workload on one kind of GPU, under caps or under fixed clocks."""
+    found: dict[tuple[str, str, str, str], list[Sweep]] = {}
+    for sweep in sweeps:
+        found.setdefault((sweep.source, sweep.gpu.name, sweep.workload, sweep.kind), []).append(sweep)
+    return list(found.values())
+
+
 def _sweep(rows: list[dict[str, str]]) -> Sweep:
     device = gpu(next(name for text, name in GPUS if rows[0]["gpu"].startswith(text)))
     draw = float(rows[0]["power_w"])
@@ -80,8 +89,8 @@ def _sweep(rows: list[dict[str, str]]) -> Sweep:
         source=rows[0]["source"].split()[0].lower(),
         kind="clock" if rows[0]["clock_mhz"] else "cap",
         gpu=device,
-        base_w=base,
-        draw_w=draw,
+        workload=rows[0]["workload"],
+        draw=Draw(draw, base, share_of(rows[0]["workload"], rows[0]["config"], device)),
         limits_w=np.array([float(row["cap_w"] or base) for row in rows]),
         clocks=np.array([float(row["clock_mhz"] or device.clock_mhz.boost) for row in rows]) / device.clock_mhz.boost,
         slowdown=np.array([float(row["slowdown"]) for row in rows]),
@@ -89,21 +98,36 @@ def _sweep(rows: list[dict[str, str]]) -> Sweep:
     )
 
 
-def fit_power(sweeps: list[tuple[Sweep, list[int]]], prior: PowerCoefficients) -> PowerCoefficients:
-    """Coefficients near the prior that explain the given rows of sweeps."""
-    start = np.log([getattr(prior, name) for name in FITTED])
-    spread = np.array([SPREAD[name] for name in FITTED])
-    limits = np.log([LIMITS[name] for name in FITTED]) - start[:, None]
+def fit_power(pools: Sequence[Sequence[tuple[Sweep, list[int]]]], prior: PowerCoefficients) -> PowerCoefficients:
+    """Coefficients near the prior that explain the given rows of sweeps.
 
-    def moved(shift: Floats) -> PowerCoefficients:
-        return prior.model_copy(update=dict(zip(FITTED, np.exp(start + shift).tolist(), strict=True)))
+    Args:
+        pools: Sweeps of one workload on one kind of GPU each. Where there are several, each has demand and intensity of its own
+            around the common ones.
+        prior: Where nothing says otherwise.
+    """
+    own = len(OF_WORKLOAD) * len(pools) if len(pools) > 1 else 0
+    start = np.log([getattr(prior, name) for name in FITTED])
+    spread = np.array([SPREAD[name] for name in FITTED + OF_WORKLOAD * (own // len(OF_WORKLOAD))])
+    limits = np.log([LIMITS[name] for name in FITTED]) - start[:, None]
+    low = np.concatenate([np.minimum(limits[:, 0], 0), np.full(own, -1.0)])
+    high = np.concatenate([np.maximum(limits[:, 1], 0), np.full(own, 1.0)])
+    places = [FITTED.index(name) for name in OF_WORKLOAD]
+
+    def moved(shift: Floats, pool: int | None = None) -> PowerCoefficients:
+        logs = start + shift[: len(FITTED)]
+        if pool is not None and own:
+            first = len(FITTED) + len(OF_WORKLOAD) * pool
+            logs[places] += shift[first : first + len(OF_WORKLOAD)]
+        return prior.model_copy(update=dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
 
     def residuals(shift: Floats) -> Floats:
-        own = moved(shift)
         parts = []
-        for sweep, rows in sweeps:
-            slowdown, watts = sweep.predict(own)
-            parts += [np.log(slowdown / sweep.slowdown)[rows] / NOISE, np.log(watts / sweep.watts)[rows] / WATTS_NOISE]
+        for place, sweeps in enumerate(pools):
+            coefficients = moved(shift, place)
+            for sweep, rows in sweeps:
+                slowdown, watts = sweep.predict(coefficients)
+                parts += [np.log(slowdown / sweep.slowdown)[rows] / NOISE, np.log(watts / sweep.watts)[rows] / WATTS_NOISE]
         return np.concatenate(parts)
 
-    return moved(minimise(residuals, spread, (np.minimum(limits[:, 0], 0), np.maximum(limits[:, 1], 0)), 30))
+    return moved(minimise(residuals, spread, (low, high), 40))
