@@ -1,8 +1,8 @@
 """Accuracy of predicted slow-downs by source, caps and fixed clocks apart, rows with a slow-down above 1.05 apart.
 
-A pool is one workload on one kind of GPU, under caps or under fixed clocks, with all its batch sizes. A sweep's first row (no limit)
-gives the measured draw and is never scored. Shipped: the source held out of the fit. Calibrated: with at most five more rows of the
-pool and never more than half of them, chosen from the shipped predictions alone; they are never scored.
+A pool is one workload on one kind of GPU, under caps or under fixed clocks, with all its batch sizes. A sweep's first row (no
+limit) gives the measured draw and is never scored. Shipped: the source held out of the fit. Calibrated: with at most five more
+rows of the pool and never more than half of them, chosen from the shipped predictions alone; they are never scored.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def calibration_rows(predicted: list[Floats]) -> list[list[int]]:
         sweep = turn % len(predicted)
         wanted = highest * (count - turn) / count
         left = [row for row in range(1, len(logs[sweep])) if row not in chosen[sweep]]
-        chosen[sweep].append(min(left, key=lambda row: abs(logs[sweep][row] - wanted)))
+        chosen[sweep].append(min(left, key=lambda row: (abs(logs[sweep][row] - wanted), -row)))
     return [sorted(rows) for rows in chosen]
 
 

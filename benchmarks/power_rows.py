@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from benchmarks.ranking import Floats
 from search_spaces.calibration import minimise
 from search_spaces.clock_power import Draw, PowerCoefficients, under_limit
 from search_spaces.gpus import GpuSpec, gpu
+
+_LOG = logging.getLogger(__name__)
 
 FITTED = ("static", "knee_mhz", "rise", "demand", "intensity")
 SPREAD = {"static": 0.3, "knee_mhz": 0.08, "rise": 0.3, "demand": 0.15, "intensity": 0.4}
@@ -63,14 +67,21 @@ class Sweep:
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """All sweeps whose rows are measurements with a slow-down."""
+    """All sweeps whose rows are measurements with a slow-down, on GPUs of hardware.yaml; other GPUs are named in a warning."""
     sweeps: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["slowdown"] and row["evidence"].startswith("raw"):
                 config = "" if row["clock_mhz"] else row["config"]
                 sweeps.setdefault((row["source"].split()[0], row["gpu"], row["workload"], config), []).append(row)
-    return [_sweep(rows) for rows in sweeps.values() if len(rows) > 1]
+    known = {key: device for key in sweeps if (device := _device(key[1]))}
+    for name in sorted({key[1] for key in sweeps.keys() - known}):
+        _LOG.warning("rows on %s are left out: not in hardware.yaml", name)
+    return [_sweep(sweeps[key], device) for key, device in known.items() if len(sweeps[key]) > 1]
+
+
+def _device(text: str) -> GpuSpec | None:
+    return next((gpu(name) for start, name in GPUS if text.startswith(start)), None)
 
 
 def pools(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
@@ -81,8 +92,7 @@ def pools(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
     return list(found.values())
 
 
-def _sweep(rows: list[dict[str, str]]) -> Sweep:
-    device = gpu(next(name for text, name in GPUS if rows[0]["gpu"].startswith(text)))
+def _sweep(rows: list[dict[str, str]], device: GpuSpec) -> Sweep:
     draw = float(rows[0]["power_w"])
     base = float(rows[0]["cap_w"] or max(device.tdp_w, draw * 1.01))
     return Sweep(
@@ -98,36 +108,50 @@ def _sweep(rows: list[dict[str, str]]) -> Sweep:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Shifts:
+    """A vector of logarithmic shifts from a prior: of the common coefficients, then of each pool's own where there are several."""
+
+    prior: PowerCoefficients
+    pools: int
+
+    def names(self) -> tuple[str, ...]:
+        return FITTED + OF_WORKLOAD * (self.pools if self.pools > 1 else 0)
+
+    def coefficients(self, shifts: Floats, pool: int | None = None) -> PowerCoefficients:
+        """The common coefficients, or those of a pool."""
+        logs = {name: math.log(getattr(self.prior, name)) + shift for name, shift in zip(FITTED, shifts, strict=False)}
+        if pool is not None and self.pools > 1:
+            first = len(FITTED) + len(OF_WORKLOAD) * pool
+            for name, shift in zip(OF_WORKLOAD, shifts[first:], strict=False):
+                logs[name] += shift
+        return self.prior.model_copy(update={name: math.exp(value) for name, value in logs.items()})
+
+    def bounds(self) -> tuple[Floats, Floats]:
+        """How far each shift may go: the common ones as far as is physical, a pool's own by a factor of e."""
+        ends = np.log([LIMITS[name] for name in FITTED]) - np.log([[getattr(self.prior, name)] for name in FITTED])
+        own = np.ones(len(self.names()) - len(FITTED))
+        return np.concatenate([np.minimum(ends[:, 0], 0), -own]), np.concatenate([np.maximum(ends[:, 1], 0), own])
+
+
 def fit_power(pools: Sequence[Sequence[tuple[Sweep, list[int]]]], prior: PowerCoefficients) -> PowerCoefficients:
     """Coefficients near the prior that explain the given rows of sweeps.
 
     Args:
-        pools: Sweeps of one workload on one kind of GPU each. Where there are several, each has demand and intensity of its own
-            around the common ones.
+        pools: Sweeps of one workload on one kind of GPU each. Where there are several, static watts, demand and intensity of each
+            lie around the common ones: chips and workloads differ.
         prior: Where nothing says otherwise.
     """
-    own = len(OF_WORKLOAD) * len(pools) if len(pools) > 1 else 0
-    start = np.log([getattr(prior, name) for name in FITTED])
-    spread = np.array([SPREAD[name] for name in FITTED + OF_WORKLOAD * (own // len(OF_WORKLOAD))])
-    limits = np.log([LIMITS[name] for name in FITTED]) - start[:, None]
-    low = np.concatenate([np.minimum(limits[:, 0], 0), np.full(own, -1.0)])
-    high = np.concatenate([np.maximum(limits[:, 1], 0), np.full(own, 1.0)])
-    places = [FITTED.index(name) for name in OF_WORKLOAD]
-
-    def moved(shift: Floats, pool: int | None = None) -> PowerCoefficients:
-        logs = start + shift[: len(FITTED)]
-        if pool is not None and own:
-            first = len(FITTED) + len(OF_WORKLOAD) * pool
-            logs[places] += shift[first : first + len(OF_WORKLOAD)]
-        return prior.model_copy(update=dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))
+    shifts = _Shifts(prior, len(pools))
 
     def residuals(shift: Floats) -> Floats:
         parts = []
         for place, sweeps in enumerate(pools):
-            coefficients = moved(shift, place)
+            coefficients = shifts.coefficients(shift, place)
             for sweep, rows in sweeps:
                 slowdown, watts = sweep.predict(coefficients)
                 parts += [np.log(slowdown / sweep.slowdown)[rows] / NOISE, np.log(watts / sweep.watts)[rows] / WATTS_NOISE]
         return np.concatenate(parts)
 
-    return moved(minimise(residuals, spread, (low, high), 40))
+    spread = np.array([SPREAD[name] for name in shifts.names()])
+    return shifts.coefficients(minimise(residuals, spread, shifts.bounds(), 40))

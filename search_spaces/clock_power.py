@@ -1,10 +1,10 @@
 """Watts and seconds of one device against its clock, and the clock under a limit.
 
-The dynamic energy of a piece of work goes with the square of the voltage. Below a knee the voltage stays at its floor, above it rises
-with the clock (Mudge 2001; measured on A100 and A40 by Perseus, SOSP 2024), so far below the knee a step's dynamic energy is constant
-and its seconds are that energy over what a power limit leaves above the static watts. Seconds follow a smooth roofline: work that
-waits for memory at the highest clock is bound by compute at a low one. A power limit holds the mean of the busy phases, not of the
-step.
+The dynamic energy of a piece of work goes with the square of the voltage. Below a knee the voltage stays at its floor, above it
+rises with the clock (Mudge 2001; measured on A100 and A40 by Perseus, SOSP 2024). So far below the knee a step's dynamic energy is
+constant, and its seconds are that energy over what a power limit leaves above the static watts. Seconds follow a smooth roofline:
+work that waits for memory at the highest clock is bound by compute at a low one. A power limit holds the mean of the busy phases,
+not of the step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PowerCoefficients(BaseModel):
     communication: PositiveFloat = 0.2
     waiting: PositiveFloat = 0.05
     window_s: PositiveFloat = 0.1
-    overshoot: PositiveFloat = 4.0
+    overshoot: PositiveFloat = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class ClockCurve:
         return cls(min(coefficients.knee_mhz / clock.boost, 0.99), coefficients.rise, clock.low / clock.boost, follows)
 
     def seconds(self, clock: Number, follows: Number) -> Floats:
-        """Seconds of busy phases: the root of the sum of squares of compute seconds, that grow as 1 / clock, and of memory seconds."""
+        """Seconds of busy phases: root of the sum of squares of compute seconds, that grow as 1 / clock, and memory seconds."""
         return np.asarray(np.sqrt(1.0 + np.asarray(follows) * (np.asarray(clock) ** -2.0 - 1.0)))
 
     def voltage(self, clock: Number) -> Floats:
@@ -145,7 +145,9 @@ class Draw:
     matrix_share: float
 
 
-def under_limit(gpu: GpuSpec, coefficients: PowerCoefficients, draw: Draw, limit_w: Number, clock: Number = 1.0) -> tuple[Floats, Floats]:
+def under_limit(
+    gpu: GpuSpec, coefficients: PowerCoefficients, draw: Draw, limit_w: Number, clock: Number = 1.0
+) -> tuple[Floats, Floats]:
     """Slow-down and mean watts under a lower limit, from the mean watts measured before.
 
     Args:
