@@ -205,5 +205,5 @@ def predict(columns: Columns, machines: Machines, routing: Routing = "real") -> 
         machines=machines,
         memory=memory.estimate(columns, kernels),
         times=times,
-        power=power.estimate(times, columns, shipped_power(machines.gpu.name)),
+        power=power.estimate(times, columns, shipped_power(machines.gpu)),
     )

@@ -31,6 +31,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "the voltage stays at its floor below the knee",
+        "search_spaces/clock_power.py",
+        "np.maximum(1.0, 1.0 + self.rise * (np.asarray(clock) / self.knee - 1.0))",
+        "(1.0 + self.rise * (np.asarray(clock) / self.knee - 1.0))",
+        "tests/search_spaces/test_power.py",
+    ),
+    Mutation(
         "a failed trial is a constraint violation",
         "autotune/judge.py",
         "return max(1.0, amount) if math.isfinite(amount) else 1.0",

@@ -73,7 +73,7 @@ def alone(workload, config):
     """The three models on one configuration, without the plan."""
     device, columns = gpu("h100"), Columns.of(workload, config)
     times = step_time.estimate(columns, device, links_of(device, 8), shipped(device.name), "real")
-    watts = power.estimate(times, columns, shipped_power(device.name))
+    watts = power.estimate(times, columns, shipped_power(device))
     return memory.estimate(columns), times, watts
 
 
