@@ -14,12 +14,11 @@ from autotune.attempts import Attempts
 from autotune.budget import used_up
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
 from autotune.confirm import next_config
-from autotune.judge import judge
+from autotune.judge import measured
 from autotune.ledger import Ledger
-from autotune.metrics import readable, summarise
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
-from autotune.results import END_REASON, PoolResults, results_of, study_name
+from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
@@ -167,16 +166,15 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
-        steps = readable(result.steps)
-        metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
-        outcome, detail = judge(result, metrics)
-        if stopped_by_user and outcome is not Outcome.COMPLETED:
-            outcome, detail = Outcome.LOST, STOPPED_BY_USER
+        shown = measured(result, self.workload, self._spec.measurement, run_spread_of(self.records))
+        if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
+            shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         record = replace(
-            proposal.ended(self.name, outcome, detail),
-            steps=steps,
-            metrics=metrics,
-            environment=result.environment,
+            proposal.ended(self.name, shown.outcome, shown.detail),
+            steps=shown.steps,
+            metrics=shown.metrics,
+            environment=shown.environment,
+            contaminated=shown.contaminated,
             log_folder=result.log_folder,
         )
         self._count(record, stopped_by_user)
@@ -224,7 +222,7 @@ class PoolStudy:
     def _count(self, record: TrialRecord, stopped_by_user: bool) -> None:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
-            self._attempts.showed_result()
+            self._attempts.showed_result(record)
             return
         if stopped_by_user:
             if record.phase is not Phase.CONFIRM:
