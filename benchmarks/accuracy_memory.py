@@ -29,11 +29,11 @@ from benchmarks.published_golden import GROUP as GOLDEN  # noqa: E402
 from benchmarks.published_golden import read_golden  # noqa: E402
 from search_spaces import memory  # noqa: E402
 from search_spaces.columns import Columns  # noqa: E402
-from search_spaces.memory import Kernels, Verdict  # noqa: E402
-from search_spaces.memory.kernels import STEP_GRADIENT_BYTES, STEP_GRADIENT_BYTES_IN_CODE  # noqa: E402
+from search_spaces.memory import Software, Verdict  # noqa: E402
 from search_spaces.memory.table import VERDICTS  # noqa: E402
 from search_spaces.model import ModelSpec, Workload  # noqa: E402
 from search_spaces.normalise import normalise  # noqa: E402
+from search_spaces.software import STEP_GRADIENT_BYTES, STEP_GRADIENT_BYTES_IN_CODE  # noqa: E402
 from search_spaces.space import SearchSpace  # noqa: E402
 
 CAPACITY_GIB = {
@@ -85,12 +85,12 @@ def predict(row: PublishedRow, *, held_out: bool = False) -> Result:
     return Result(row, predicted, float(table.device_gib[0]), float(table.upper_gib[0]), verdict)
 
 
-def kernels(row: PublishedRow, held_out: bool = False) -> Kernels:
+def kernels(row: PublishedRow, held_out: bool = False) -> Software:
     """The software that a source states."""
     facts = row.facts
     bridge = row.source_group.startswith("megatron-bridge")
     golden = row.source_group.startswith("megatron-golden")
-    return Kernels(
+    return Software(
         cross_entropy=facts.cross_entropy,
         hidden_dropout=golden,
         attention_dropout=golden,

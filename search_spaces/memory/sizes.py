@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from search_spaces.columns import Bools, Columns, Ints
+from search_spaces.columns import Bools, Columns, Floats, Ints
 from search_spaces.model import ModelSpec
-
-Floats = npt.NDArray[np.float64]
 
 KNOBS = (
     "tensor_model_parallel_size",

@@ -8,13 +8,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.memory.kernels import FRAGMENTATION, GIB
+from search_spaces.columns import Floats, Places
+from search_spaces.memory.outside import FRAGMENTATION
 from search_spaces.memory.stages import Pipeline, stage_counts
-from search_spaces.memory.tables import COMPONENTS, MOMENTS
+from search_spaces.memory.tables import COMPONENTS, GIB, MOMENTS
 from search_spaces.model import ModelSpec
 
-Floats = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.intp]
 Verdict = Literal["fits", "at_risk", "does_not_fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "at_risk", "does_not_fit")
 
@@ -29,7 +28,7 @@ class Parts:
     """
 
     bytes: Floats
-    codes: Codes
+    codes: Places
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,12 @@ class MemoryTable:
     memory_gib: Floats
     device_gib: Floats
     upper_gib: Floats
-    stage: Codes
+    stage: Places
     host_gib: Floats
     context_gib: Floats
     _model: ModelSpec
     _pipelines: list[Pipeline]
-    _pipeline_codes: Codes
+    _pipeline_codes: Places
     _held: Parts
     _flowing: Parts
 
@@ -80,7 +79,7 @@ class MemoryTable:
         parts = self.by_component(row)
         return max(parts, key=lambda name: parts[name]), int(self.stage[row])
 
-    def deciding(self, rows: Codes) -> dict[str, int]:
+    def deciding(self, rows: Places) -> dict[str, int]:
         """How many of these rows each component is the largest of, as `decides` says, most first."""
         names = [*COMPONENTS, "fragmentation", "context"]
         counts = np.zeros(len(names), dtype=np.intp)
@@ -92,7 +91,7 @@ class MemoryTable:
         found = ((names[place], int(counts[place])) for place in np.argsort(-counts, kind="stable"))
         return {name: count for name, count in found if count}
 
-    def _largest(self, rows: Codes) -> Codes:
+    def _largest(self, rows: Places) -> Places:
         """The largest component of rows that have the same pipeline and fullest stage."""
         features = stage_counts(self._model, self._pipelines[self._pipeline_codes[rows[0]]])[:, self.stage[rows[0]]]
         held, own = np.unique(self._held.codes[rows], return_inverse=True)

@@ -7,12 +7,12 @@ import pytest
 from search_spaces import memory
 from search_spaces.case import read_case
 from search_spaces.columns import Columns
-from search_spaces.memory import Kernels, MemoryTable
+from search_spaces.memory import MemoryTable, Software
 from search_spaces.normalise import normalise
 from tests.search_spaces.memory_cases import Case
 
-FUSED = Kernels(gradient_accumulation_fusion=True)
-REGRESSION = Kernels(hidden_dropout=True, attention_dropout=True)
+FUSED = Software(gradient_accumulation_fusion=True)
+REGRESSION = Software(hidden_dropout=True, attention_dropout=True)
 
 GPT_7B: Case = {
     "num_layers": 32,
@@ -160,12 +160,12 @@ RECOMPUTED = {
     "recompute_granularity": "selective",
     "recompute_modules": ["layernorm", "mla_up_proj", "mlp", "moe_act"],
 }
-NATIVE = Kernels(gradient_accumulation_fusion=True, cross_entropy="native")
-IN_PLACE = Kernels(gradient_accumulation_fusion=True, cross_entropy="te")
-TORCH = Kernels(cross_entropy="torch", separate_main_parameters=False)
+NATIVE = Software(gradient_accumulation_fusion=True, cross_entropy="native")
+IN_PLACE = Software(gradient_accumulation_fusion=True, cross_entropy="te")
+TORCH = Software(cross_entropy="torch", separate_main_parameters=False)
 
 
-def table(case: Case, kernels: Kernels) -> MemoryTable:
+def table(case: Case, kernels: Software) -> MemoryTable:
     workload, config = read_case(case)
     return memory.estimate(Columns.of(workload, normalise(workload, config)), kernels)
 
@@ -185,7 +185,7 @@ def table(case: Case, kernels: Kernels) -> MemoryTable:
         pytest.param(LLAMA_70B, TORCH, 0, 58.0, 82.0, id="B034"),
     ],
 )
-def test_estimate_is_within(case: Case, kernels: Kernels, stage: int, low: float, high: float):
+def test_estimate_is_within(case: Case, kernels: Software, stage: int, low: float, high: float):
     """What a source does not state is the nearest known configuration: sequence (B015), layers (B018), world size (B007-B013)."""
     assert low <= table(case, kernels).by_stage(0)[stage] <= high
 
@@ -252,12 +252,12 @@ QWEN_7B: Case = {
 @pytest.mark.parametrize(
     ("case", "kernels", "capacity_gib"),
     [
-        pytest.param(GPT_2, Kernels(flash_attention=False, hidden_dropout=True, attention_dropout=True), 31.7, id="B017"),
+        pytest.param(GPT_2, Software(flash_attention=False, hidden_dropout=True, attention_dropout=True), 31.7, id="B017"),
         pytest.param(DEEPSEEK_16B, TORCH, 79.1, id="B023"),
         pytest.param(QWEN_7B, FUSED, 79.1, id="B026"),
     ],
 )
-def test_must_reject(case: Case, kernels: Kernels, capacity_gib: float):
+def test_must_reject(case: Case, kernels: Software, capacity_gib: float):
     assert table(case, kernels).verdict(capacity_gib)[0] == "does_not_fit"
 
 
