@@ -108,5 +108,5 @@ def _experts(columns: Columns, size: Sizes) -> Floats:
     products = size.routed * width * _first(size)
     activated = size.routed * width * size.stored * ~columns.recomputes("moe_act")
     shared = model.moe_shared_expert_intermediate_size
-    beside = _mlp(size, shared) * ~columns.recomputes("shared_experts") if shared else 0.0
+    beside = (_mlp(size, shared) + size.gate) * ~columns.recomputes("shared_experts") if shared else 0.0
     return (router + inputs + products + activated + beside) * ~columns.recomputes("moe")

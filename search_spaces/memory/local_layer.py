@@ -140,5 +140,5 @@ def _experts(columns: Columns, size: Sizes) -> Floats:
     shared = model.moe_shared_expert_intermediate_size
     beside = 0.0 * products
     if shared:
-        beside = _products(size, size.tokens, shared / size.tp) * ~columns.recomputes("shared_experts")
+        beside = (_products(size, size.tokens, shared / size.tp) + size.gate) * ~columns.recomputes("shared_experts")
     return (router + inputs + products + beside) * ~columns.recomputes("moe")

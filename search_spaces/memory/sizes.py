@@ -77,6 +77,11 @@ class Sizes:
     routed: Floats
     sequence_parallel: Bools
 
+    @property
+    def gate(self) -> Floats:
+        """Bytes that the gate of shared experts keeps: their output, and a score per token (moe/shared_experts.py forward)."""
+        return self.local * (self.hidden + 1) * self.element * self.model.moe_shared_expert_gate
+
 
 def sizes(columns: Columns) -> Sizes:
     """The sizes of each row of a table."""
