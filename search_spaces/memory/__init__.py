@@ -12,14 +12,17 @@ import numpy as np
 
 from search_spaces.columns import Bools, Columns, Floats, Places
 from search_spaces.distinct import distinct
-from search_spaces.memory import sizes, stages, states
-from search_spaces.memory.outside import FRAGMENTATION, MODEL_ERROR_UPPER, outside
+from search_spaces.memory import outside, sizes, stages, states
+from search_spaces.memory.outside import FRAGMENTATION, MODEL_ERROR_UPPER
 from search_spaces.memory.stages import Pipeline, fullest_counts
 from search_spaces.memory.table import MemoryTable, Parts, Verdict
 from search_spaces.memory.tables import COMPONENTS, GIB, HELD_ALWAYS, MOMENTS, ON_HOST, flowing_bytes, held_bytes
 from search_spaces.software import Software
 
-__all__ = ["COMPONENTS", "MemoryTable", "Software", "Verdict", "estimate"]
+__all__ = ["COMPONENTS", "KNOBS", "MemoryTable", "Software", "Verdict", "estimate"]
+
+KNOBS = tuple(dict.fromkeys((*states.KNOBS, *sizes.KNOBS, *stages.KNOBS, *outside.KNOBS)))
+"""Knobs that memory depends on."""
 
 
 def estimate(columns: Columns, software: Software | None = None) -> MemoryTable:
@@ -29,7 +32,12 @@ def estimate(columns: Columns, software: Software | None = None) -> MemoryTable:
         columns: Configurations of one workload; they should be legal.
         software: The software of the run; none = what the workload's device gets by default.
     """
-    software = software or Software.of(columns.workload)
+    found = distinct(columns, KNOBS)
+    return _estimate(found.columns, software or Software.of(columns.workload)).take(found.spread(len(columns)))
+
+
+def _estimate(columns: Columns, software: Software) -> MemoryTable:
+    """The memory of every row, all of them different."""
     held, flowing = distinct(columns, states.KNOBS), distinct(columns, sizes.KNOBS)
     pipelines, places = stages.pipelines(columns)
     codes = np.broadcast_to(places, (len(columns),))
@@ -40,7 +48,7 @@ def estimate(columns: Columns, software: Software | None = None) -> MemoryTable:
     if columns.model.is_moe and not software.balanced_experts:
         uneven = Parts(flowing_bytes(flowing.columns, software, upper=True), flowing_parts.codes)
         highest, _, passing = _fullest(columns, pipelines, codes, held_parts, uneven)
-    context, margin = outside(columns)
+    context, margin = outside.outside(columns)
     return MemoryTable(
         memory_gib=memory,
         device_gib=memory * (1 + FRAGMENTATION) + context,
@@ -93,7 +101,7 @@ def _times(table: Floats, counts: Floats, rows: Places) -> Floats:
 
 def _sum(parts: Parts, moment: Bools) -> Floats:
     """GiB per feature of the components that there are at a moment, (combinations, features)."""
-    return np.asarray(parts.bytes[:, moment].sum(axis=1) / GIB)
+    return np.asarray(sum(parts.bytes[place] for place in np.flatnonzero(moment)) / GIB)
 
 
 def _groups(codes: Places, count: int) -> Iterator[tuple[int, Places]]:

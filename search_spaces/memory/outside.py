@@ -29,7 +29,7 @@ FRAGMENTATION_UPPER_EXPANDABLE = 0.03
 MODEL_ERROR_UPPER = 0.03
 """This model's own error on allocated bytes, from published peaks (docs/memory.md)."""
 
-_KNOBS = (
+KNOBS = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
     "context_parallel_size",
@@ -42,7 +42,7 @@ _KNOBS = (
 
 def outside(columns: Columns) -> tuple[Floats, Floats]:
     """GiB that torch's allocator does not know of, and the share that it may hold unused at most."""
-    found = distinct(columns, _KNOBS)
+    found = distinct(columns, KNOBS)
     own = found.columns
     groups = sum((ranks > 1).astype(float) for ranks in (own.tp, own.pp, own.cp, own.ep, own.dp))
     cuda = own.workload.device == "cuda"

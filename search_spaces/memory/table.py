@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ class Parts:
     """Bytes per feature of the distinct combinations of some knobs, and which of them each row has.
 
     Attributes:
-        bytes: (combinations, components, features).
+        bytes: (components, combinations, features).
         codes: (rows,).
     """
 
@@ -58,6 +58,12 @@ class MemoryTable:
 
     def __len__(self) -> int:
         return len(self.memory_gib)
+
+    def take(self, rows: Places) -> MemoryTable:
+        """A table with these rows of this one."""
+        numbers = ("memory_gib", "device_gib", "upper_gib", "stage", "host_gib", "context_gib", "_pipeline_codes")
+        parts = {name: replace(getattr(self, name), codes=getattr(self, name).codes[rows]) for name in ("_held", "_flowing")}
+        return replace(self, **{name: getattr(self, name)[rows] for name in numbers}, **parts)
 
     def verdict(self, capacity_gib: float) -> npt.NDArray[np.str_]:
         """Per row "fits", "at_risk" (its upper bound is above the capacity) or "does_not_fit" (its expectation is)."""
@@ -95,9 +101,9 @@ class MemoryTable:
         """The largest component of rows that have the same pipeline and fullest stage."""
         features = stage_counts(self._model, self._pipelines[self._pipeline_codes[rows[0]]])[:, self.stage[rows[0]]]
         held, own = np.unique(self._held.codes[rows], return_inverse=True)
-        parts = (self._held.bytes[held] @ features)[own]
+        parts = (self._held.bytes[:, held] @ features)[:, own]
         flowing, own = np.unique(self._flowing.codes[rows], return_inverse=True)
-        parts = (parts + (self._flowing.bytes[flowing] @ features)[own]) / GIB
+        parts = (parts + (self._flowing.bytes[:, flowing] @ features)[:, own]).T / GIB
         fullest = (parts @ MOMENTS.T).argmax(axis=1)
         parts *= MOMENTS[fullest]
         unused = parts.sum(axis=1) * FRAGMENTATION
@@ -106,7 +112,7 @@ class MemoryTable:
     def _components(self, row: int) -> Floats:
         """GiB at each stage's fullest moment, (components, stages)."""
         counts = stage_counts(self._model, self._pipelines[self._pipeline_codes[row]])
-        bytes_ = self._held.bytes[self._held.codes[row]] + self._flowing.bytes[self._flowing.codes[row]]
+        bytes_ = self._held.bytes[:, self._held.codes[row]] + self._flowing.bytes[:, self._flowing.codes[row]]
         parts = MOMENTS[:, :, None] * (bytes_ @ counts / GIB)
         fullest = parts.sum(axis=1).argmax(axis=0)
         return np.asarray(parts[fullest, :, np.arange(len(fullest))].T)

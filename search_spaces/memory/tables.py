@@ -63,8 +63,8 @@ ON_HOST = np.array([name == "host" for name in COMPONENTS])
 
 
 def held_bytes(columns: Columns, software: Software) -> Floats:
-    """Bytes of weights, gradients and optimiser state per feature, (rows, components, features)."""
-    table = np.zeros((len(columns), len(COMPONENTS), len(FEATURES)))
+    """Bytes of weights, gradients and optimiser state per feature, (components, rows, features)."""
+    table = np.zeros((len(COMPONENTS), len(columns), len(FEATURES)))
     count = rank_parameters(columns, transformer_engine=software.transformer_engine)
     attention, expert = states(columns, software, experts=False), states(columns, software, experts=True)
     _hold(table, "dense_layers", count.dense_layer, attention, attention.weight)
@@ -75,17 +75,17 @@ def held_bytes(columns: Columns, software: Software) -> Floats:
     _hold(table, "final_norms", count.final_norm, attention, attention.plain_weight)
     _hold(table, "mtp_layers", count.mtp_layer, attention, attention.weight)
     _hold(table, "mtp_layers", count.mtp_experts, expert, expert.weight)
-    table[:, PLACE["communication"], INDEX["one"]] = _gathered(columns, count, attention, expert)
+    table[PLACE["communication"], :, INDEX["one"]] = _gathered(columns, count, attention, expert)
     return table
 
 
 def _hold(table: Floats, feature: str, count: Ints, state: States, weight: Floats) -> None:
     place = INDEX[feature]
-    table[:, PLACE["weights"], place] += count * weight
-    table[:, PLACE["gradients"], place] += count * state.gradient
-    table[:, PLACE["optimizer"], place] += count * state.optimizer
-    table[:, PLACE["optimizer_step"], place] += count * state.step
-    table[:, PLACE["host"], place] += count * state.host
+    table[PLACE["weights"], :, place] += count * weight
+    table[PLACE["gradients"], :, place] += count * state.gradient
+    table[PLACE["optimizer"], :, place] += count * state.optimizer
+    table[PLACE["optimizer_step"], :, place] += count * state.step
+    table[PLACE["host"], :, place] += count * state.host
 
 
 def _gathered(columns: Columns, count: RankParameters, attention: States, expert: States) -> Floats:
@@ -96,7 +96,7 @@ def _gathered(columns: Columns, count: RankParameters, attention: States, expert
 
 
 def flowing_bytes(columns: Columns, software: Software, *, upper: bool = False) -> Floats:
-    """Bytes of activations and of passing needs per feature, (rows, components, features).
+    """Bytes of activations and of passing needs per feature, (components, rows, features).
 
     Args:
         columns: The table.
@@ -106,9 +106,9 @@ def flowing_bytes(columns: Columns, software: Software, *, upper: bool = False) 
     size = sizes(columns)
     if upper and not software.balanced_experts:
         size = replace(size, routed=size.routed * IMBALANCE_UPPER)
-    table = np.zeros((len(columns), len(COMPONENTS), len(FEATURES)))
+    table = np.zeros((len(COMPONENTS), len(columns), len(FEATURES)))
     layer = {moe: _layer(columns, size, software, moe) for moe in _kinds(columns)}
-    activations = table[:, PLACE["activations"]]
+    activations = table[PLACE["activations"]]
     activations[:, INDEX["dense_in_flight"]] = layer.get(False, 0.0)
     activations[:, INDEX["moe_in_flight"]] = layer.get(True, 0.0)
     activations[:, INDEX["inputs_in_flight"]] = _input(columns, size)
@@ -117,8 +117,8 @@ def flowing_bytes(columns: Columns, software: Software, *, upper: bool = False) 
     activations[:, INDEX["last"]] = _head(columns, size, software)
     if not software.transformer_engine:
         activations[:, INDEX["one"]] = local_layer.angle_bytes(columns, size)
-    table[:, PLACE["communication"], INDEX["one"]] = working.overlap_bytes(columns, size)
-    table[:, PLACE["workspace"], INDEX["one"]] = CUBLAS_WORKSPACE_GIB * GIB if software.transformer_engine else 0.0
+    table[PLACE["communication"], :, INDEX["one"]] = working.overlap_bytes(columns, size)
+    table[PLACE["workspace"], :, INDEX["one"]] = CUBLAS_WORKSPACE_GIB * GIB if software.transformer_engine else 0.0
     _fill_working(table, columns, size, software)
     return table
 
@@ -177,11 +177,11 @@ def _fill_working(table: Floats, columns: Columns, size: Sizes, software: Softwa
         ("moe", need.get(True, 0.0), dummy.get(True, 0.0)),
         ("both", both, np.maximum(dummy.get(False, 0.0), dummy.get(True, 0.0))),
     ):
-        table[:, PLACE["workspace"], INDEX[f"work_{kind}"]] = empty
-        table[:, PLACE["workspace"], INDEX[f"head_{kind}"]] = empty
-        table[:, PLACE["working"], INDEX[f"work_{kind}"]] = work
-        table[:, PLACE["logits"], INDEX[f"head_{kind}"]] = np.where(head >= work, head, 0.0)
-        table[:, PLACE["working"], INDEX[f"head_{kind}"]] = np.where(head >= work, 0.0, work)
+        table[PLACE["workspace"], :, INDEX[f"work_{kind}"]] = empty
+        table[PLACE["workspace"], :, INDEX[f"head_{kind}"]] = empty
+        table[PLACE["working"], :, INDEX[f"work_{kind}"]] = work
+        table[PLACE["logits"], :, INDEX[f"head_{kind}"]] = np.where(head >= work, head, 0.0)
+        table[PLACE["working"], :, INDEX[f"head_{kind}"]] = np.where(head >= work, 0.0, work)
 
 
 def _rebuilt(columns: Columns, size: Sizes, software: Software, moe: bool) -> Floats:

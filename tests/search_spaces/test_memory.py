@@ -1,8 +1,6 @@
-"""The memory model by itself: one implementation for tables and rows, its parts, bounds, verdicts and speed."""
+"""The memory model by itself: one implementation for tables and rows, its parts, bounds and verdicts."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import pytest
@@ -10,9 +8,10 @@ import pytest
 from search_spaces import memory
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.distinct import distinct
 from search_spaces.memory import Software
 from search_spaces.memory.stages import Pipeline, in_flight, pipelines, stage_counts
-from search_spaces.memory.tables import GIB
+from search_spaces.memory.tables import GIB, flowing_bytes
 from search_spaces.model import ModelSpec, Workload
 from search_spaces.pipeline_stages import Split
 from search_spaces.space import SearchSpace
@@ -28,6 +27,9 @@ MIXTRAL = ModelSpec(
     ffn_hidden_size=14336,
     vocab_size=32000,
     num_experts=8,
+)
+LATENT = MIXTRAL.model_copy(
+    update={"multi_latent_attention": True, "moe_shared_expert_intermediate_size": 4096, "mtp_num_layers": 1, "qk_layernorm": True}
 )
 PAIR = {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4, "use_distributed_optimizer": True}
 
@@ -214,12 +216,41 @@ def test_a_laptop_has_no_context():
     assert found.context_gib[0] == 0
 
 
-def test_a_large_table_takes_little_time():
+def test_a_large_table_is_worked_out_by_combination(monkeypatch):
+    seen = {"pipelines": 0, "bytes": 0}
+
+    def pipelines_of(columns):
+        seen["pipelines"] += len(columns)
+        return pipelines(columns)
+
+    def bytes_of(columns, *arguments, **options):
+        seen["bytes"] += len(columns)
+        return flowing_bytes(columns, *arguments, **options)
+
+    monkeypatch.setattr("search_spaces.memory.stages.pipelines", pipelines_of)
+    monkeypatch.setattr("search_spaces.memory.flowing_bytes", bytes_of)
     table = SearchSpace(workload(world_size=512, global_batch_size=1024), "auto").table()
-    memory.estimate(table.columns)
-    start = time.process_time()
     found = memory.estimate(table.columns)
-    spent = time.process_time() - start
-    assert len(found) > 20_000
+    assert len(found) == len(table) > 20_000
     assert np.isfinite(found.upper_gib).all()
-    assert len(found) / spent > 200_000
+    assert seen["pipelines"] < len(table) / 2
+    assert seen["bytes"] < len(table) / 8
+
+
+@pytest.mark.parametrize("software", [Software(), Software(transformer_engine=False)], ids=["fused", "local"])
+@pytest.mark.parametrize("model", [LLAMA_70B, MIXTRAL, LATENT], ids=["dense", "experts", "latent"])
+def test_formulas_read_no_knob_that_is_not_declared(model, software, monkeypatch):
+    tables = []
+
+    def remember(columns, knobs):
+        found = distinct(columns, knobs)
+        found.columns.asked.clear()
+        tables.append((found.columns, set(knobs)))
+        return found
+
+    for module in ("memory", "memory.stages", "memory.outside"):
+        monkeypatch.setattr(f"search_spaces.{module}.distinct", remember)
+    estimate(model, software)
+    assert len(tables) == 6
+    for columns, declared in tables:
+        assert columns.asked <= declared <= set(memory.KNOBS)

@@ -42,7 +42,7 @@ def assert_parameters(cases: list[Case]) -> None:
 
 def assert_activations(cases: list[Case]) -> None:
     errors = [activation_bytes(case) / answer["bytes"] - 1 for case, answer in zip(cases, ask("activations", cases), strict=True)]
-    assert max(map(abs, errors)) <= 0.02, sorted(errors)
+    assert max(map(abs, errors)) <= 0.002, sorted(errors)
 
 
 def stage_parameters(case: Case) -> list[list[int]]:
