@@ -196,14 +196,14 @@ def predict(columns: Columns, machines: Machines, routing: Routing = "real") -> 
         machines: The machines.
         routing: Whether experts get equal shares (forced balance, as in benchmarks) or the router's own.
     """
-    kernels = memory.Kernels.of(columns.workload)
-    fused = kernels.flash_attention and "bf16" in machines.gpu.peak_tflops  # fused attention and bf16 came with the same generation
-    kernels = replace(kernels, balanced_experts=routing == "balanced", flash_attention=fused)
+    software = memory.Software.of(columns.workload)
+    fused = software.flash_attention and "bf16" in machines.gpu.peak_tflops  # both came with the same generation
+    software = replace(software, balanced_experts=routing == "balanced", flash_attention=fused)
     times = step_time.estimate(columns, machines.gpu, machines.links, machines.coefficients, routing)
     return Predictions(
         workload=columns.workload,
         machines=machines,
-        memory=memory.estimate(columns, kernels),
+        memory=memory.estimate(columns, software),
         times=times,
         power=power.estimate(times, columns, shipped_power(machines.gpu)),
     )
