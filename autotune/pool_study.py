@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
-from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
+from autotune.candidates import Candidates, candidate_table, fingerprint, launchable, nothing_legal
 from autotune.judge import infeasibility, judge
 from autotune.metrics import readable, summarise
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
+from autotune.refit import Refit
 from autotune.results import END_REASON, PoolResults, results_of, study_name
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
@@ -41,12 +42,14 @@ class Proposal:
         config: What to run.
         phase: Why.
         proposed_s: Unix time.
+        predicted: What is predicted of it, as metrics.
     """
 
     trial: optuna.Trial
     config: TrialConfig
     phase: Phase
     proposed_s: float
+    predicted: Mapping[str, float] = field(default_factory=dict)
 
 
 class PoolStudy:
@@ -57,6 +60,7 @@ class PoolStudy:
         pool: The pool.
         workload: What is trained there.
         table: Megatron's legal candidates.
+        refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
     """
 
@@ -67,8 +71,9 @@ class PoolStudy:
         launcher: Launcher,
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
+        calibrations: Path | None = None,
     ) -> None:
-        """Open or reopen the study in `storage`.
+        """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -77,6 +82,7 @@ class PoolStudy:
         self.pool = pool
         self.workload = spec.workload(pool)
         self.table = candidate_table(spec, pool)
+        self.refit = Refit.of(self.name, spec, pool, self.table, calibrations)
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
         self._spec = spec
@@ -86,7 +92,7 @@ class PoolStudy:
         self.candidates = Candidates(self.table, spec.baseline, allowed)
         self._legal = self.candidates.left
         self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
-        self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
+        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
         self._attempts = Attempts()
         self._baseline_due = True
         self._launched = self._running = 0
@@ -94,7 +100,7 @@ class PoolStudy:
         self._records: list[TrialRecord] = []
         self._reload()
         if not self.candidates.left and not self._records:
-            self.end_reason = self._nothing_legal()
+            self.end_reason = nothing_legal(self.table, self._launcher_refused)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -134,7 +140,8 @@ class PoolStudy:
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
+                nothing = nothing_legal(self.table, self._launcher_refused)
+                self._end(f"all {self._legal} legal candidates were tried" if self._launched else nothing)
                 return None
             trial, config, phase = self._draw()
             violations = self.violations(config)
@@ -154,7 +161,7 @@ class PoolStudy:
         record = replace(
             self._record(proposal, outcome, detail),
             steps=steps,
-            metrics=metrics,
+            metrics={**metrics, **proposal.predicted},
             environment=result.environment,
             log_folder=result.log_folder,
         )
@@ -168,7 +175,7 @@ class PoolStudy:
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
         self._running += 1
-        return Proposal(trial, config, phase, time.time())
+        return Proposal(trial, config, phase, time.time(), self.refit.metrics(config))
 
     def _end(self, reason: str) -> None:
         """The study ends, unless a running trial may still be lost and come back."""
@@ -250,6 +257,7 @@ class PoolStudy:
 
     def _remember(self, record: TrialRecord) -> None:
         self._records.append(record)
+        self.refit.learn(record)
         if record.outcome is Outcome.COMPLETED and record.value is not None:
             self._worst = min(record.value, self._worst if self._worst is not None else record.value)
 
@@ -285,16 +293,3 @@ class PoolStudy:
         self.candidates.mark_seen(record.config)
         if record.phase is Phase.BASELINE:
             self._baseline_due = False
-
-    def _fingerprint(self) -> dict[str, object]:
-        return {
-            "workload": self.workload.model_dump(mode="json"),
-            "choices": plain_choices(self.table),
-            "baseline": self._baseline.model_dump(mode="json", exclude_defaults=True),
-            "launcher": self._spec.launcher,
-        }
-
-    def _nothing_legal(self) -> str:
-        refused = Counter(self.table.refused) + self._launcher_refused
-        worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
-        return f"no legal candidate: {worst}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from autotune.spec_errors import wrong
 
@@ -50,3 +50,19 @@ class Measurement(Part):
             problem = f"leaves nothing to measure after warmup_steps={self.warmup_steps}"
             raise wrong("steps", self.steps, problem, f"give at least {self.warmup_steps + 6} steps: six tell an interval")
         return self
+
+
+class PowerDomain(Part):
+    """Nodes that one feed, rack or room carries, and how many watts it may give them. Watts at the wall, not of boards.
+
+    Attributes:
+        name: Its name.
+        nodes: How many nodes of a pool it carries at most, or the names of pools and of other domains that are in it.
+        limit_w: Watts that it may give at most.
+        window_s: Seconds over which these watts are a mean.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    nodes: PositiveInt | Annotated[tuple[str, ...], Field(min_length=1)]
+    limit_w: PositiveFloat
+    window_s: PositiveFloat = 1.0

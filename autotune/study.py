@@ -54,11 +54,24 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
+def check_runnable(spec: StudySpec) -> None:
+    """Refuse what must show before anything is made.
+
+    Raises:
+        SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
+    """
+    load_launcher(spec.launcher)
+    for position, pool in enumerate(spec.pools):
+        if pool.other_nodes:
+            hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
+            raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
+
+
 def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None]) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray."""
     launcher = load_launcher(spec.launcher)
     storage = open_storage(spec.storage, folder.path)
-    return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
+    return [PoolStudy(spec, pool, launcher, storage, on_record, folder.path.parent) for pool in spec.pools]
 
 
 def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
@@ -67,7 +80,7 @@ def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
     Raises:
         AutotuneError: where another driver runs it, or the storage holds something else under its name.
     """
-    load_launcher(spec.launcher)
+    check_runnable(spec)
     with folder.locked():
         open_studies(spec, folder, lambda study, record: None)
         folder.write_spec(spec)
@@ -88,7 +101,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
-    load_launcher(spec.launcher)  # a wrong name must show before anything is made
+    check_runnable(spec)
     with StopSignals() as stop, folder.locked():
         drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
