@@ -56,6 +56,19 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
+def check_runnable(spec: StudySpec) -> None:
+    """Refuse what must show before anything is made.
+
+    Raises:
+        SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
+    """
+    load_launcher(spec.launcher)
+    for position, pool in enumerate(spec.pools):
+        if pool.other_nodes:
+            hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
+            raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
+
+
 def open_studies(
     spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
 ) -> list[PoolStudy]:
@@ -66,7 +79,7 @@ def open_studies(
     studies = []
     for pool in spec.pools:
         dropped = notes.get(pool.name, [])
-        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record))
+        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record, folder.path.parent))
         keep_notes(storage, studies[-1].name, dropped)
     return studies
 
@@ -77,7 +90,7 @@ def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = No
     Raises:
         AutotuneError: where another driver runs it, or the storage holds something else under its name.
     """
-    load_launcher(spec.launcher)
+    check_runnable(spec)
     with folder.locked():
         open_studies(spec, folder, lambda study, record: None, address)
         folder.write_spec(spec)
@@ -98,7 +111,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
-    load_launcher(spec.launcher)  # a wrong name must show before anything is made
+    check_runnable(spec)
     with StopSignals() as stop, folder.locked():
         drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from autotune import cli
 from autotune.detect import gpu_type
 from autotune.errors import SpecError
-from autotune.plan import find_gpu, machines_of, model_study, plan_one, plan_pool
+from autotune.machines import find_gpu, machines_of
+from autotune.plan import model_study, plan_one, plan_pool
 from autotune.plan_cases import run_jsonl
 from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
