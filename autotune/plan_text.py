@@ -15,7 +15,7 @@ from autotune.plan import Planned, PlannedOne, PoolPlan
 from autotune.plan_cases import prediction_json
 from autotune.plan_power_text import power_choice_json, power_parts
 from autotune.records import short
-from search_spaces.prediction import CALIBRATING_TRIALS, Prediction
+from search_spaces.prediction import CALIBRATING_TRIALS, Machines, Prediction
 
 _VERDICTS = {"fits": "fits", "at_risk": "at risk", "does_not_fit": "does not fit"}
 _STYLES = {"fits": "green", "at_risk": "yellow", "does_not_fit": "red"}
@@ -79,14 +79,26 @@ class OnesAnswer:
 
 def band(plans: Sequence[PoolPlan]) -> str:
     """How far the numbers may be off."""
-    worst = max((plan.predictions.machines for plan in plans), key=lambda machines: machines.step_time_error)
-    behind = f"after {CALIBRATING_TRIALS} trials of a pool" if worst.trials >= CALIBRATING_TRIALS else "without any trial of a pool"
-    known = dict.fromkeys(f"{plan.pool} calibrated with {n} trials" for plan in plans if (n := plan.predictions.machines.trials))
-    return (
-        f"All numbers are predicted, none is measured{''.join(f'; {words}' for words in known)}. Step time: "
-        f"{worst.step_time_error:.0%} mean error on published measurements {behind}. Memory: `at most` is an upper bound. "
-        "Watts: no measured band."
+    by_pool = {plan.pool: plan.predictions.machines for plan in plans}
+    return " ".join(
+        (
+            "All numbers are predicted, none is measured.",
+            *(_step_time_band(pool, machines) for pool, machines in by_pool.items()),
+            "Memory: `at most` is an upper bound. Watts: no measured band.",
+        )
     )
+
+
+def _step_time_band(pool: str, machines: Machines) -> str:
+    """How far off a pool's step times were, and where."""
+    known = f"calibrated with {machines.trials} trials, " if machines.trials else ""
+    if machines.own_error is not None:
+        where = "in trials of this pool, predicted before each ran"
+    elif machines.trials >= CALIBRATING_TRIALS:
+        where = f"on published measurements after {CALIBRATING_TRIALS} trials of a pool"
+    else:
+        where = "on published measurements without any trial of a pool"
+    return f"Step time of {pool}: {known}{machines.step_time_error:.0%} mean error {where}."
 
 
 def _plan_json(plan: PoolPlan, top: int) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class PoolStudy:
         return results_of(self._optuna, self._spec, self.pool)
 
     def close(self) -> None:
-        """Keep the reason of the end beside the trials."""
+        """Keep the reason of the end beside the trials, and what they say of the machines."""
+        self.refit.update()
         self._optuna.set_user_attr(END_REASON, self.end_reason)
 
     def propose(self) -> Proposal | None:

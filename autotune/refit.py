@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,21 +16,30 @@ from autotune.machines import machines_of
 from autotune.records import TrialRecord
 from autotune.spec import StudySpec
 from launchers.outcome import Outcome
-from search_spaces.calibration import Measured, Sample, fit
+from search_spaces.calibration import NOISE, Measured, Sample, fit
 from search_spaces.calibration_store import Calibration, Store
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.prediction import Machines, Prediction, Predictions, predict, recalibrated
+from search_spaces.prediction import CALIBRATING_TRIALS, Machines, Prediction, Predictions, predict, recalibrated
 
 log = logging.getLogger(__name__)
 
 MOST_ROWS = 40
 PREFIX = "predicted_"
 CALIBRATION_FILE = "calibration.json"
+_LATEST_ERRORS = 20
+_LEAST_ERRORS = 3
 _FITS = {"fits": 1.0, "at_risk": 0.5, "does_not_fit": 0.0}
 _ITERATIONS = 6
+
+
+class Row(NamedTuple):
+    """A measured trial and how much it counts, at most 1."""
+
+    sample: Sample
+    weight: float
 
 
 class Refit:
@@ -54,7 +64,8 @@ class Refit:
         self._study, self._table, self._key, self._store = study, table, key, store
         self._prior = _from_store(machines, store, key, but_of=study)
         self.machines = self._prior
-        self._rows: list[Sample] = []
+        self._rows: list[Row] = []
+        self._errors: list[float] = []
         self._fitted = 0
         self._predictions: Predictions | None = None
 
@@ -76,11 +87,13 @@ class Refit:
         if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0 or limited:
             return
         measured = Measured(self._table.workload, record.config, seconds)
-        self._rows.append(Sample(measured, self._prior.gpu, self._prior.links))
+        self._rows.append(Row(Sample(measured, self._prior.gpu, self._prior.links), _weight(record.metrics)))
+        if record.metrics.get(f"{PREFIX}from_trials", 0.0) >= CALIBRATING_TRIALS:
+            self._errors.append(abs(record.metrics[f"{PREFIX}step_time_s"] / seconds - 1.0))
 
     def predictions(self) -> Predictions | None:
         """Of every row of the table, after all trials so far; None where the GPU is unknown or the table empty."""
-        self._refit()
+        self.update()
         if self.machines is None or not len(self._table):
             return None
         if self._predictions is None:
@@ -91,7 +104,7 @@ class Refit:
 
     def predict(self, config: TrialConfig) -> Prediction | None:
         """Of one legal configuration, in the table or not; None where the GPU is unknown."""
-        self._refit()
+        self.update()
         if self.machines is None:
             return None
         return predict(Columns.of(self._table.workload, config), self.machines).row(0)
@@ -115,19 +128,30 @@ class Refit:
         }
         return {PREFIX + name: value for name, value in named.items()}
 
-    def _refit(self) -> None:
-        """Fit the coefficients again where trials have been measured since the last time."""
+    def update(self) -> None:
+        """Fit the coefficients again where trials have been measured since the last time, and keep them."""
         if self._prior is None or self.machines is None or len(self._rows) == self._fitted:
             return
         self._fitted = len(self._rows)
+        rows = chosen(self._rows)
+        weights = np.array([row.weight for row in rows])
         try:
-            rows = chosen(self._rows)
-            found = fit(rows, self._prior.coefficients, iterations=_ITERATIONS, start=self.machines.coefficients)
+            samples = [row.sample for row in rows]
+            found = fit(
+                samples, self._prior.coefficients, weights=weights, iterations=_ITERATIONS, start=self.machines.coefficients
+            )
         except (ValueError, ArithmeticError) as error:
             log.warning("pool %s: the predictions were not refitted: %s", self._key[0], error)
             return
-        self.machines = replace(self.machines, coefficients=found, trials=self._prior.trials + len(self._rows))
-        self._keep(Calibration(found, self.machines.trials))
+        self.machines = replace(
+            self.machines, coefficients=found, trials=self._prior.trials + len(self._rows), own_error=self._own_error()
+        )
+        self._keep(Calibration(found, self.machines.trials, self.machines.own_error))
+
+    def _own_error(self) -> float | None:
+        """Mean absolute error of the latest trials' seconds as predicted before each ran; None where they are too few."""
+        latest = self._errors[-_LATEST_ERRORS:]
+        return float(np.mean(latest)) if len(latest) >= _LEAST_ERRORS else self._prior.own_error if self._prior else None
 
     def _keep(self, calibration: Calibration) -> None:
         if self._store is None:
@@ -150,12 +174,19 @@ def calibrated(machines: Machines, pool: PoolSpec, folder: Path) -> Machines:
     return _from_store(machines, Store(folder / CALIBRATION_FILE), calibration_key(pool)) or machines
 
 
-def chosen(rows: Sequence[Sample]) -> list[Sample]:
+def _weight(metrics: Mapping[str, float]) -> float:
+    """A trial whose interval is wider than the fit's own noise counts less, by the ratio of the variances."""
+    middle, low, high = (metrics.get(f"tokens_per_s_per_gpu{end}", 0.0) for end in ("", "_low", "_high"))
+    spread = (high - low) / 4.0 / middle if middle > 0.0 else 0.0  # the 95 % interval is four standard errors wide
+    return float(min(1.0, (NOISE / spread) ** 2)) if spread > 0.0 else 1.0
+
+
+def chosen(rows: Sequence[Row]) -> list[Row]:
     """At most `MOST_ROWS`: the newest half, and of the others those that spread evenly from the fastest to the slowest."""
     if len(rows) <= MOST_ROWS:
         return list(rows)
     newest = MOST_ROWS // 2
-    older = sorted(rows[:-newest], key=lambda row: row.measured.step_time_s)
+    older = sorted(rows[:-newest], key=lambda row: row.sample.measured.step_time_s)
     places = np.linspace(0, len(older) - 1, MOST_ROWS - newest).round().astype(int)
     return [*(older[place] for place in places), *rows[-newest:]]
 
@@ -168,7 +199,7 @@ def _from_store(machines: Machines | None, store: Store | None, key: tuple[str, 
     except (OSError, ValueError) as error:
         log.warning("the calibration in %s cannot be read: %s", store.path, error)
         return machines
-    return replace(machines, coefficients=kept.coefficients, trials=kept.trials) if kept else machines
+    return replace(machines, coefficients=kept.coefficients, trials=kept.trials, own_error=kept.error) if kept else machines
 
 
 def _version(package: str) -> str:

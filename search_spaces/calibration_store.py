@@ -21,10 +21,12 @@ class Calibration:
     Attributes:
         coefficients: The refit.
         trials: Measured trials behind it, those of the calibration that it started from included.
+        error: Mean absolute error of trials' seconds as predicted before each ran, as a share; None = not known yet.
     """
 
     coefficients: Coefficients
     trials: int
+    error: float | None = None
 
 
 _CONTENT = TypeAdapter(dict[str, dict[str, dict[str, Calibration]]])

@@ -49,12 +49,14 @@ class Machines:
         links: How the devices are joined.
         coefficients: What real kernels reach on them.
         trials: Measured trials of these machines behind the coefficients; 0 = as shipped.
+        own_error: Mean absolute error of their seconds as predicted before each ran, as a share; None = not known.
     """
 
     gpu: GpuSpec
     links: Links
     coefficients: Coefficients
     trials: int = 0
+    own_error: float | None = None
 
     @classmethod
     def shipped(
@@ -81,7 +83,9 @@ class Machines:
 
     @property
     def step_time_error(self) -> float:
-        """Mean absolute error to expect of a step's seconds, as a share."""
+        """Mean absolute error to expect of a step's seconds, as a share: these machines' own, else that on published rows."""
+        if self.own_error is not None:
+            return self.own_error
         return STEP_TIME_ERROR_CALIBRATED if self.trials >= CALIBRATING_TRIALS else STEP_TIME_ERROR
 
 
