@@ -28,6 +28,24 @@ class RankEnvironment(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class TelemetrySpec(BaseModel):
+    """How power, heat and throttling of a pool's nodes are measured.
+
+    Attributes:
+        vendors: Whose GPUs are read: nvidia, amd; none = those of the pool's kind of GPU.
+        gpus: GPUs that trials are charged for, by number or UUID; none = those that Ray gives to the ranks.
+        period_s: Period of power, energy, clocks and throttle counters.
+        env: Environment of the process that measures, and of it alone, such as ROCM_PATH or LD_LIBRARY_PATH.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vendors: tuple[Literal["nvidia", "amd"], ...] | None = None
+    gpus: tuple[str, ...] = ()
+    period_s: Annotated[float, Field(ge=0.01, le=10.0)] = 0.05
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 class PoolSpec(BaseModel):
     """A set of like nodes. One study is one model on one pool at one node count.
 
@@ -38,6 +56,7 @@ class PoolSpec(BaseModel):
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
         labels: Ray node labels that select the nodes.
         environment: Where and how ranks run.
+        telemetry: How power, heat and throttling are measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +67,7 @@ class PoolSpec(BaseModel):
     gpus_per_node: PositiveInt
     labels: dict[str, str] = Field(default_factory=dict)
     environment: RankEnvironment = RankEnvironment()
+    telemetry: TelemetrySpec = TelemetrySpec()
 
     @property
     def world_size(self) -> int:

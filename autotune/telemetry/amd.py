@@ -197,10 +197,7 @@ class AmdGpu:
             return None
         if self._energy is None:
             self._energy = EnergyCounter(count["counter_resolution"] * 1e-6, self._described.max_power_limit_w)
-        joules = self._energy.update(time_s, count["energy_accumulator"])
-        if self._energy.resets:
-            self.gaps["energy_j"] = f"the counter started again {self._energy.resets} times"
-        return joules
+        return self._energy.update(time_s, count["energy_accumulator"])
 
     def _slow(self) -> dict[str, Any]:
         get, handle = self._readings.get, self._handle

@@ -1,4 +1,4 @@
-"""Which GPU a name means: numbers, UUIDs and MIG names of visible-device lists, by vendor, against the GPUs that telemetry opened."""
+"""Which GPU a name means: numbers, UUIDs and MIG names of visible-device lists against the GPUs that telemetry opened."""
 
 from __future__ import annotations
 
