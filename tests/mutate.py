@@ -206,6 +206,20 @@ MUTATIONS = (
         "tests/search_spaces/test_space.py tests/search_spaces/test_legality.py",
     ),
     Mutation(
+        "memory declares every knob that it depends on",
+        "search_spaces/memory/sizes.py",
+        '    "recompute_modules",\n',
+        "",
+        "tests/search_spaces/test_memory.py",
+    ),
+    Mutation(
+        "layers that do not divide are on some stage",
+        "search_spaces/pipeline_stages.py",
+        "units // len(others) + int(place < units % len(others))",
+        "units // len(others)",
+        "tests/search_spaces/test_pipeline_stages.py",
+    ),
+    Mutation(
         "a private Ray's daemons end with the driver",
         "autotune/session_guard.py",
         "                os.kill(pid, signal.SIGKILL)",
