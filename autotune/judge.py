@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autotune.contamination import contamination, foreign_cpu, steady_window
 from autotune.metrics import readable, summarise
+from autotune.racing import SAVED, saved_s
 from autotune.records import TrialResult
 from autotune.run_spread import RunSpread
 from autotune.spec_parts import Measurement
@@ -35,6 +36,8 @@ def measured(result: TrialResult, workload: Workload, measurement: Measurement, 
     window = steady_window(steps, measurement.warmup_steps)
     if any(witness.loads for witness in result.witnesses) and window:
         metrics["foreign_cpu_fraction"] = foreign_cpu(result.witnesses, window)[0]
+    if result.raced_out:
+        metrics[SAVED] = saved_s([step.step_s for step in steps], measurement.warmup_steps, measurement.steps)
     disturbed = contamination(result.witnesses, window, on_cpu=workload.device == "cpu")
     return Measured(outcome, detail, steps, metrics, result.environment, disturbed)
 

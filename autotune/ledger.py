@@ -9,10 +9,12 @@ from dataclasses import replace
 from autotune.budget import Spent, spent
 from autotune.confirm import Contender, Decision, contenders, decide
 from autotune.objective import Objective
+from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
 from launchers.outcome import Outcome
 from search_spaces.hardware import PoolSpec
+from search_spaces.model import Workload
 
 
 class Ledger:
@@ -77,6 +79,12 @@ class Ledger:
             return 0.0
         longer = self._spec.confirm_steps / self._spec.measurement.steps
         return (self._spec.confirm.top + 1) * self._spec.confirm.repeats * longer * statistics.median(seconds)
+
+    def beaten_step_s(self, workload: Workload) -> float | None:
+        """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`."""
+        if self.objective is None or not self._spec.measurement.racing:
+            return None
+        return beaten_step_s(self.records, self.best(), self.objective, workload)
 
     def contenders(self) -> list[Contender]:
         """Who is to be confirmed."""

@@ -18,6 +18,7 @@ import ray
 
 from autotune.contamination import Witness
 from autotune.host_load import HostWatch
+from autotune.run_spread import RunSpread
 from autotune.session_guard import SESSION_VARIABLE
 from launchers.base import Rendezvous, StepRecord, free_port
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
@@ -57,6 +58,8 @@ class SlotRequest:
         log_folder: Folder for the ranks' logs on each node.
         warmup_steps: First steps that are never measured.
         interval: Half-width of the median step time's interval, over the median, at which the trial may end; 0 = never early.
+        beaten_s: Step seconds that the trial has to reach to be of use; it ends where it cannot. None = it runs to its end.
+        spread: Run-to-run spread of the study so far.
     """
 
     trial: str
@@ -66,6 +69,8 @@ class SlotRequest:
     log_folder: Path
     warmup_steps: int = 0
     interval: float = 0.0
+    beaten_s: float | None = None
+    spread: RunSpread = RunSpread()
 
 
 class NodeAgent:

@@ -17,9 +17,11 @@ from autotune.confirm import next_config
 from autotune.judge import measured
 from autotune.ledger import Ledger
 from autotune.proposal import Proposal
+from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.refit import Refit
 from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
+from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
@@ -108,6 +110,11 @@ class PoolStudy:
         """What the storage holds now."""
         return results_of(self._optuna, self._spec, self.pool)
 
+    @property
+    def run_spread(self) -> RunSpread:
+        """How much runs of one configuration have differed so far."""
+        return run_spread_of(self.records)
+
     def close(self) -> None:
         """Keep the reason of the end beside the trials, and what they say of the machines."""
         self.refit.update()
@@ -171,7 +178,7 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
-        shown = measured(result, self.workload, self._spec.measurement, run_spread_of(self.records))
+        shown = measured(result, self.workload, self._spec.measurement, self.run_spread)
         if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         record = replace(
@@ -191,7 +198,8 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config)))
+        beaten_s = self._ledger.beaten_step_s(self.workload) if may_race(phase) else None
+        self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config), beaten_s))
         return self._running[-1]
 
     def _end_exploring(self, reason: str) -> None:

@@ -24,6 +24,7 @@ class Proposal:
         phase: Why.
         proposed_s: Unix time.
         predicted: What is predicted of it, as metrics.
+        beaten_s: Step seconds that it has to reach to be of use; None = it runs to its end.
     """
 
     trial: optuna.Trial
@@ -31,6 +32,7 @@ class Proposal:
     phase: Phase
     proposed_s: float
     predicted: Mapping[str, float] = field(default_factory=dict)
+    beaten_s: float | None = None
 
     def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
         """The record of its end, now."""

@@ -39,6 +39,7 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
+        raced_out: Whether it was ended because it could not win.
         witnesses: What the agents saw beside it.
     """
 
@@ -50,6 +51,7 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
+    raced_out: bool = False
     witnesses: tuple[Witness, ...] = ()
 
     @property

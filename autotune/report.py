@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
+from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
 from launchers.outcome import Outcome
@@ -123,7 +124,9 @@ def _learning(winner: TrialConfig, baseline: TrialConfig) -> str:
 def _counts(result: PoolResults) -> str:
     ended = ", ".join(f"{count} {outcome.value}" for outcome, count in result.outcomes.most_common())
     rules = ", ".join(f"{name} {count}" for name, count in result.refusals.most_common(5))
-    return f"Trials: {ended or 'none'}." + (f" Refused by rule: {rules}." if rules else "")
+    raced = [record.metrics[SAVED] for record in result.records if SAVED in record.metrics]
+    saved = f" Racing ended {len(raced)} of them early and saved {sum(raced):,.0f} s." if raced else ""
+    return f"Trials: {ended or 'none'}.{saved}" + (f" Refused by rule: {rules}." if rules else "")
 
 
 def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:

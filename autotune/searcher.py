@@ -142,7 +142,9 @@ class StudySearcher(Searcher):
             ),
             log_folder=folder,
             warmup_steps=measurement.warmup_steps,
-            interval=measurement.interval,
+            interval=measurement.interval if proposal.phase is not Phase.CONFIRM else 0.0,
+            beaten_s=proposal.beaten_s,
+            spread=study.run_spread,
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

@@ -42,6 +42,7 @@ class Measurement(Part):
         warmup_steps: First steps that are never measured (start-up, allocator, Adam's state); a longer warm-up is detected.
         interval: A trial ends early once the 95 % interval of its median step time reaches so far to either side, over the median;
             0 = always all steps.
+        racing: Whether an exploring trial ends as soon as it cannot win.
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
@@ -54,6 +55,7 @@ class Measurement(Part):
     steps: PositiveInt = 30
     warmup_steps: NonNegativeInt = 2
     interval: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    racing: bool = True
     startup_timeout_s: PositiveFloat = 300.0
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0

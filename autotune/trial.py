@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from autotune.contamination import Witness
 from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
+from autotune.racing import is_beaten
 from autotune.records import TrialResult
 from autotune.steady_state import is_measured
 from launchers.base import StepRecord
@@ -31,14 +32,18 @@ class _Merged:
     """Steps and verdicts of all nodes so far.
 
     Attributes:
-        measured_s: Unix time at which the steps told enough; None before.
+        enough_s: Unix time at which the steps told enough; None before.
+        why_enough: What they told.
+        raced_out: Whether that is that the trial is of no use.
     """
 
     steps: list[StepRecord] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
     witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
-    measured_s: float | None = None
+    enough_s: float | None = None
+    why_enough: str = ""
+    raced_out: bool = False
 
     def failed(self) -> bool:
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
@@ -46,18 +51,23 @@ class _Merged:
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
         seconds = [step.step_s for step in readable(self.steps)]
-        if request.interval and self.measured_s is None and is_measured(seconds, request.warmup_steps, request.interval):
-            self.measured_s = time.time()
+        if self.enough_s is not None:
+            return
+        if request.interval and is_measured(seconds, request.warmup_steps, request.interval):
+            self.enough_s, self.why_enough = time.time(), f"measured well enough after {len(seconds)} steps"
+        elif request.beaten_s is not None and is_beaten(seconds, request.warmup_steps, request.beaten_s, request.spread):
+            self.enough_s, self.why_enough = time.time(), f"beaten beyond doubt after {len(seconds)} steps"
+            self.raced_out = True
 
     def verdict(self) -> Verdict:
-        """One verdict for the trial. What breaks while it is being ended, because it is measured, is no fault."""
+        """One verdict for the trial. What breaks while it is being ended, because it told enough, is no fault."""
         found = classify_nodes(self.verdicts)
-        if self.measured_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
+        if self.enough_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
             return found
-        return Verdict(Outcome.COMPLETED, f"measured well enough after {len(self.steps)} steps")
+        return Verdict(Outcome.COMPLETED, self.why_enough)
 
     def _is_later(self, verdict: Verdict) -> bool:
-        return verdict.time_s is not None and self.measured_s is not None and verdict.time_s >= self.measured_s
+        return verdict.time_s is not None and self.enough_s is not None and verdict.time_s >= self.enough_s
 
 
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
@@ -88,6 +98,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         nodes=nodes,
         log_folder=request.log_folder,
         agent_failed=merged.agent_failed,
+        raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
     )
 
@@ -103,7 +114,7 @@ def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged:
             return
         if _take(ready[0], running, merged):
             merged.look(request)
-        if (merged.failed() or merged.measured_s) and not stopped:
+        if (merged.failed() or merged.enough_s) and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
             ray.wait([agent.stop.remote(request.trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
