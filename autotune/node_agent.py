@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from typing import Any
 import ray
 
 from autotune.session_guard import SESSION_VARIABLE
+from autotune.telemetry.node import NodeGpus, run_measured
+from autotune.telemetry.series import NodeTelemetry
 from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
 _ALL = "*"
@@ -70,6 +73,7 @@ class NodeAgent:
         self._raylet_pid = os.getppid()
         self._check_labels()
         self._gpus = self._assigned_gpus()
+        self._devices = NodeGpus(setup.pool, self._gpus)
         self._stopped = ""
         self._running = threading.Lock()
         # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
@@ -112,8 +116,14 @@ class NodeAgent:
             port: int = probe.getsockname()[1]
             return port
 
-    def run(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
-        """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
+    def clock(self) -> float:
+        """Unix time on this node."""
+        return time.time()
+
+    def run(
+        self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
+    ) -> Iterator[StepRecord | NodeTelemetry | TrialEnd]:
+        """Run this node's share of a trial: steps as they come, what was measured, the end. Always returns within the limits."""
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
         launch = LaunchRequest(
@@ -132,7 +142,8 @@ class NodeAgent:
         )
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
         with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            yield from run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
+            stop = lambda: self._stopped in (request.trial, _ALL)  # noqa: E731
+            yield from run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop)
 
     def stop(self, trial: str) -> None:
         """End that trial, also one whose `run` is still to come, and wait for its end; its `run` reports STOPPED.

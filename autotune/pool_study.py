@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from autotune.attempts import Attempts
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
 from autotune.judge import infeasibility, judge
-from autotune.metrics import readable, summarise
+from autotune.measured import measure
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, study_name
 from autotune.sampler import candidate_sampler
@@ -146,16 +146,15 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running -= 1
-        steps = readable(result.steps)
-        metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
-        outcome, detail = judge(result, metrics)
+        steps, measured = measure(self.workload, result, self._spec.measurement.warmup_steps)
+        outcome, detail = judge(result, measured.metrics)
         if stopped_by_user and outcome is not Outcome.COMPLETED:
             outcome, detail = Outcome.LOST, STOPPED_BY_USER
         record = replace(
             self._record(proposal, outcome, detail),
             steps=steps,
-            metrics=metrics,
-            environment=result.environment,
+            metrics=measured.metrics,
+            environment=measured.marks,
             log_folder=result.log_folder,
         )
         self._count(record, stopped_by_user)

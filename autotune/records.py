@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -38,6 +39,7 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
+        telemetry: What the nodes measured.
     """
 
     outcome: Outcome
@@ -48,6 +50,7 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
+    telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -15,6 +15,9 @@ from ray.exceptions import RayError
 
 from autotune.node_agent import SlotRequest
 from autotune.records import TrialResult
+from autotune.telemetry.clocks import ClockOffset, clock_offset
+from autotune.telemetry.series import NodeTelemetry
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
 
@@ -24,9 +27,11 @@ _END_GRACE_S = 15.0
 
 @dataclass(slots=True)
 class _Merged:
-    """Steps and verdicts of all nodes so far."""
+    """Steps, measurements and verdicts of all nodes so far."""
 
     steps: list[StepRecord] = field(default_factory=list)
+    telemetry: list[NodeTelemetry] = field(default_factory=list)
+    clocks: tuple[ClockOffset, ...] = ()
     verdicts: list[Verdict] = field(default_factory=list)
     agent_failed: bool = False
 
@@ -44,6 +49,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         address, port = nodes[0]["address"], 0
         if len(agents) > 1:
             port = ray.get(agents[0].free_port.remote(), timeout=_END_GRACE_S)
+            merged.clocks = tuple(_clock_of(agent) for agent in agents)
         streams = [
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
@@ -54,7 +60,14 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
     verdict = classify_nodes(merged.verdicts)
     steps, ended_s = tuple(merged.steps), time.time()
-    return TrialResult(verdict.outcome, verdict.detail, steps, launched_s, ended_s, nodes, request.log_folder, merged.agent_failed)
+    telemetry = TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks)
+    return TrialResult(
+        verdict.outcome, verdict.detail, steps, launched_s, ended_s, nodes, request.log_folder, merged.agent_failed, telemetry
+    )
+
+
+def _clock_of(agent: Any) -> ClockOffset:
+    return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
 
 
 def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
@@ -84,6 +97,8 @@ def _take(stream: Any, running: list[Any], merged: _Merged) -> None:
         raise
     if isinstance(item, StepRecord):
         merged.steps.append(item)
+    elif isinstance(item, NodeTelemetry):
+        merged.telemetry.append(item)
     else:
         merged.verdicts.append(item.verdict)
 
