@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from autotune.contamination import Witness
 from autotune.host_load import HostWatch
 from autotune.run_spread import RunSpread
 from autotune.session_guard import SESSION_VARIABLE
+from autotune.telemetry.node import NodeGpus, run_measured
+from autotune.telemetry.series import NodeTelemetry
 from launchers.base import Rendezvous, StepRecord, free_port
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
 from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
@@ -82,6 +85,7 @@ class NodeAgent:
         self._raylet_pid = os.getppid()
         self._check_labels()
         self._gpus = self._assigned_gpus()
+        self._devices = NodeGpus(setup.pool, self._gpus)
         self._stopped = ""
         self._running = threading.Lock()
         self._private = SESSION_VARIABLE in os.environ
@@ -122,13 +126,17 @@ class NodeAgent:
         """A port on this node that nothing listens on now."""
         return free_port()
 
+    def clock(self) -> float:
+        """Unix time on this node."""
+        return time.time()
+
     def run(
         self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
-    ) -> Iterator[StepRecord | Witness | TrialEnd]:
+    ) -> Iterator[StepRecord | NodeTelemetry | Witness | TrialEnd]:
         """Run this node's share of a trial. Always returns within the limits.
 
         Yields:
-            Steps as they come, what was seen beside them, and the end last.
+            Steps as they come, what was measured and seen beside them, and the end last.
         """
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
@@ -147,20 +155,15 @@ class NodeAgent:
             log_folder=request.log_folder,
         )
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
-        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            with HostWatch(self._own_roots) as watch:
-                end = yield from self._steps(launch, request)
-            yield Witness(node_rank, tuple(watch.loads))
-            yield end
-
-    def _steps(self, launch: LaunchRequest, request: SlotRequest) -> Generator[StepRecord, None, TrialEnd]:
-        items = run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
-        with closing(items):
-            for item in items:
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"), HostWatch(self._own_roots) as watch:
+            for item in run_measured(self._devices, self._supervised, launch, request.limits, node_rank, self._ends(request)):
                 if isinstance(item, TrialEnd):
-                    return item
+                    yield Witness(node_rank, tuple(watch.loads))
                 yield item
-        raise AssertionError("a trial ended without its end")
+
+    def _ends(self, request: SlotRequest) -> Callable[[], bool]:
+        """Whether a trial is to end now."""
+        return lambda: self._stopped in (request.trial, _ALL)
 
     def _own_roots(self) -> set[int]:
         """What the study itself runs on this node hangs below these processes; on a private Ray the driver is one."""

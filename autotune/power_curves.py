@@ -18,6 +18,8 @@ COUNTER, INTEGRATED = "counter", "integrated"
 MAX_GAP_S = 1.0
 _MISMATCH = 0.15
 _FEW_JOULES = 1.0
+_MANY_READINGS = 20
+_CLOCK_MOVED = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,9 @@ class Package:
     Attributes:
         key: `GpuInfo.package`.
         series: Its dies or, mostly, its only GPU.
-        fine: From power readings, for windows below 1 s; None where it has no power sensor.
+        fine: From power readings, for windows below 1 s; None where it has no power sensor that can be believed.
         best: From the counter where that can be trusted, else the same as `fine`; None where nothing can be known.
+        energy: The same, for energy and means: without a counter, from the device's own average where it tells one.
         source: `COUNTER` or `INTEGRATED`; empty where nothing can be known.
         flags: What was wrong, by name.
     """
@@ -70,6 +73,7 @@ class Package:
     series: tuple[Series, ...]
     fine: Curve | None
     best: Curve | None
+    energy: Curve | None
     source: str
     flags: dict[str, str] = field(default_factory=dict)
 
@@ -85,15 +89,28 @@ def packages_of(series: Sequence[Series], start_s: float, end_s: float) -> list[
 
 def _package(key: str, members: tuple[Series, ...], start_s: float, end_s: float) -> Package:
     """Of two dies the one that tells more watts speaks for both: the other repeats it, or tells nothing."""
-    curves = [(integrated(one, start_s, end_s), counted(one, start_s, end_s)) for one in members]
-    fine, counter = max(curves, key=lambda pair: max(_joules(curve, start_s, end_s) for curve in pair))
+    curves = [(one, integrated(one, start_s, end_s), counted(one, start_s, end_s)) for one in members]
+    speaker, fine, counter = max(curves, key=lambda entry: max(_joules(curve, start_s, end_s) for curve in entry[1:]))
     flags: dict[str, str] = {}
+    if fine is not None and is_frozen(speaker, start_s, end_s):
+        fine, flags["sensor_frozen"] = None, "the power sensor stood still while the clock changed"
     if counter is not None and (problem := _distrust(counter, fine, start_s, end_s)):
         flags |= problem
         counter = counter if "energy_mismatch" in problem or fine is None else None
-    best = counter or fine
+    average = integrated(speaker, start_s, end_s, "average_power_w") if fine is not None else None
     source = COUNTER if counter is not None else INTEGRATED if fine is not None else ""
-    return Package(key, members, fine, best, source, flags)
+    return Package(key, members, fine, counter or fine, counter or average or fine, source, flags)
+
+
+def is_frozen(series: Series, start_s: float, end_s: float) -> bool:
+    """Whether many power readings in a row were the same although the clock moved by a tenth or more."""
+    times, watts = series.column("power_w")
+    stamps, clocks = series.column("sm_clock_mhz")
+    watts = watts[(times >= start_s) & (times <= end_s)]
+    clocks = clocks[(stamps >= start_s) & (stamps <= end_s)]
+    if len(watts) < _MANY_READINGS or not len(clocks) or np.ptp(watts) > 0.0:
+        return False
+    return bool(np.ptp(clocks) > _CLOCK_MOVED * np.max(clocks))
 
 
 def _joules(curve: Curve | None, start_s: float, end_s: float) -> float:
@@ -124,9 +141,9 @@ def counted(series: Series, start_s: float, end_s: float) -> Curve | None:
     return Curve(times, np.concatenate([[0.0], np.cumsum(np.clip(steps, 0.0, None))]), resets=int(np.count_nonzero(steps < 0)))
 
 
-def integrated(series: Series, start_s: float, end_s: float) -> Curve | None:
+def integrated(series: Series, start_s: float, end_s: float, sensor: str = "power_w") -> Curve | None:
     """From power readings, around a window; None where there are none."""
-    times, watts = _around(*series.column("power_w"), start_s, end_s)
+    times, watts = _around(*series.column(sensor), start_s, end_s)
     if not len(times):
         return None
     steps = np.diff(times)

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
 from autotune.contamination import Witness
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -41,6 +42,7 @@ class TrialResult:
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
         raced_out: Whether it was ended because it could not win.
         witnesses: What the agents saw beside it.
+        telemetry: What the nodes measured.
     """
 
     outcome: Outcome
@@ -53,6 +55,7 @@ class TrialResult:
     agent_failed: bool = False
     raced_out: bool = False
     witnesses: tuple[Witness, ...] = ()
+    telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 
     @property
     def environment(self) -> dict[str, str]:

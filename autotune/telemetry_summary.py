@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from autotune import power_metrics, throttle_metrics
 from autotune.power_curves import COUNTER, INTEGRATED, Curve, Package, packages_of, total
-from autotune.steady_state import steady
+from autotune.steady_state import Window
 from autotune.telemetry.clocks import ClockOffset, on_clock_of
 from autotune.telemetry.sensors import distinct
-from autotune.telemetry.series import NodeTelemetry, Series
-from launchers.base import StepRecord
+from autotune.telemetry.series import REASONS, NodeTelemetry, Series
 
 _FEW_UPDATES = 20
 _MAX_MARK_CHARS = 240
@@ -33,28 +32,6 @@ class TrialTelemetry:
 
     nodes: tuple[NodeTelemetry, ...] = ()
     clocks: tuple[ClockOffset, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The steady steps: from the start of the first to the end of the last, on the reporting rank's clock."""
-
-    start_s: float
-    end_s: float
-    tokens: int
-
-    @property
-    def length_s(self) -> float:
-        """Its seconds."""
-        return self.end_s - self.start_s
-
-
-def steady_window(steps: Sequence[StepRecord], warmup_steps: int) -> Window | None:
-    """The window of the steps that count; None where no step does."""
-    counted = [step for step in steps[warmup_steps:] or steps if math.isfinite(step.time_s) and steady([step.step_s], 0)]
-    if not counted:
-        return None
-    return Window(counted[0].time_s - counted[0].step_s, counted[-1].time_s, sum(step.tokens for step in counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +94,27 @@ def _power(charged: Sequence[Series], window: Window, clock_bound_s: float) -> S
     known = [package for package in packages if package.best is not None and package.best.covers(start_s, end_s)]
     metrics: dict[str, float] = {}
     marks = _power_marks(charged, packages, known, window)
+    if packages:
+        metrics["power_coverage_fraction"] = min(_coverage(package, window) for package in packages)
     for package in known:
         _keep_peaks(metrics, marks, "gpu_", package.fine, package.best, window)
     if known:
-        means = [power_metrics.mean_power_w(package.best, start_s, end_s) for package in known if package.best is not None]
+        means = [power_metrics.mean_power_w(curve, start_s, end_s) for package in known if (curve := package.energy) is not None]
         metrics["gpu_mean_power_w"] = sum(means) / len(means)
         metrics["gpu_max_mean_power_w"] = max(means)
     mig = any(one.info.mig for one in charged)
     if known and len(known) == len(packages) and not mig:
         _pool(metrics, marks, known, window, clock_bound_s)
     return Summary(metrics, marks)
+
+
+def _coverage(package: Package, window: Window) -> float:
+    """Fraction of the window in which power is known: values count, not readings that bring none."""
+    curve = package.best
+    if curve is None or len(curve.times) < 2:  # noqa: PLR2004
+        return 0.0
+    covered_s = min(float(curve.times[-1]), window.end_s) - max(float(curve.times[0]), window.start_s) - curve.missing_s
+    return max(0.0, covered_s / window.length_s)
 
 
 def _keep_peaks(
@@ -154,9 +142,9 @@ def _pool(metrics: dict[str, float], marks: dict[str, str], known: Sequence[Pack
     fine = total(fine_curves) if len(fine_curves) == len(known) else None
     _keep_peaks(metrics, marks, "pool_gpu_", fine, best, window)
     _bound_peaks(metrics, marks, known, window, clock_bound_s)
-    energy_j = best.energy_j(start_s, end_s)
+    energy_j = sum(package.energy.energy_j(start_s, end_s) for package in known if package.energy is not None)
     metrics["pool_gpu_energy_j"] = energy_j
-    metrics["pool_gpu_mean_power_w"] = power_metrics.mean_power_w(best, start_s, end_s)
+    metrics["pool_gpu_mean_power_w"] = energy_j / window.length_s
     varying = fine or best
     if (swing_w := power_metrics.power_swing_w(varying, start_s, end_s)) is not None:
         metrics["pool_gpu_power_swing_w"] = swing_w
@@ -197,6 +185,8 @@ def _power_marks(
         marks["energy.source"] = next(iter(sources))
     elif sources:
         marks["energy.source"] = f"mixed: {sources[COUNTER]} {COUNTER}, {sources[INTEGRATED]} {INTEGRATED}; not comparable"
+    if packages and not any(package.best for package in packages):
+        marks["power.unavailable"] = "no usable sensor"
     if packages and len(known) < len(packages):
         marks["power.partial"] = f"{len(known)} of {len(packages)} packages tell their power; no sum over the pool"
     if any(one.info.mig for one in charged):
@@ -228,7 +218,7 @@ def _throttling(charged: Sequence[Series], window: Window) -> Summary:
     sources = {source for throttling in seen for source in throttling.sources.values()}
     marks["throttle.source"] = " and ".join(sorted(sources))
     metrics: dict[str, float] = {}
-    for reason in {reason for throttling in seen for reason in throttling.seconds}:
+    for reason in (reason for reason in REASONS if any(reason in throttling.seconds for throttling in seen)):
         metrics[f"throttle_s_{reason}"] = max(throttling.seconds.get(reason, 0.0) for throttling in seen)
         metrics[f"throttle_events_{reason}"] = sum(throttling.counts.get(reason, 0) for throttling in seen)
     faults = [name for name in metrics if name.startswith("throttle_events_") and not name.endswith("_power_cap")]

@@ -19,6 +19,9 @@ from autotune.node_agent import SlotRequest
 from autotune.racing import is_beaten
 from autotune.records import TrialResult
 from autotune.steady_state import is_measured
+from autotune.telemetry.clocks import ClockOffset, clock_offset
+from autotune.telemetry.series import NodeTelemetry
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
 from launchers.process import TrialEnd
@@ -29,7 +32,7 @@ _END_GRACE_S = 15.0
 
 @dataclass(slots=True)
 class _Merged:
-    """Steps and verdicts of all nodes so far.
+    """Steps, measurements and verdicts of all nodes so far.
 
     Attributes:
         enough_s: Unix time at which the steps told enough; None before.
@@ -38,6 +41,8 @@ class _Merged:
     """
 
     steps: list[StepRecord] = field(default_factory=list)
+    telemetry: list[NodeTelemetry] = field(default_factory=list)
+    clocks: tuple[ClockOffset, ...] = ()
     verdicts: list[Verdict] = field(default_factory=list)
     witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
@@ -80,6 +85,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         address, port = nodes[0]["address"], 0
         if len(agents) > 1:
             port = ray.get(agents[0].free_port.remote(), timeout=_END_GRACE_S)
+            merged.clocks = tuple(_clock_of(agent) for agent in agents)
         streams = [
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
@@ -100,7 +106,12 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         agent_failed=merged.agent_failed,
         raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
+        telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
     )
+
+
+def _clock_of(agent: Any) -> ClockOffset:
+    return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
 
 
 def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
@@ -133,6 +144,8 @@ def _take(stream: Any, running: list[Any], merged: _Merged) -> bool:
     match item:
         case StepRecord():
             merged.steps.append(item)
+        case NodeTelemetry():
+            merged.telemetry.append(item)
         case Witness():
             merged.witnesses.append(item)
         case TrialEnd():

@@ -52,6 +52,6 @@ def open_gpus(vendor: str, ids: Sequence[str] | None = None) -> list[Gpu]:
     try:
         module = importlib.import_module(_MODULES[vendor])
     except ImportError as error:
-        raise TelemetryError(f"{vendor}: {error}", "`autotune doctor --telemetry` says what is missing") from None
+        raise TelemetryError(str(error), "install megatron-autotune[amd] with the release that matches the node's ROCm") from None
     gpus: list[Gpu] = module.open_all()
     return gpus if ids is None else select(gpus, ids)

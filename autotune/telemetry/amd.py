@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,20 @@ def open_all(topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list
     order = hip_order(topology)
     gpus = [AmdGpu(index, handle, order) for index, handle in enumerate(handles)]
     _join_dies(gpus)
+    if mismatch := _mismatch(amdsmi.__version__, Path(os.environ.get("ROCM_HOME", os.environ.get("ROCM_PATH", "/opt/rocm")))):
+        for gpu in gpus:
+            gpu.gaps["trust"] = mismatch
     return list(gpus)
+
+
+def _mismatch(package: str, rocm: Path) -> str:
+    """Why the binding's structures may not be the library's: they grow between releases; empty where both are alike or unknown."""
+    try:
+        installed = (rocm / ".info" / "version").read_text().strip()
+    except OSError:
+        return ""
+    same = package.split(".")[:2] == installed.split(".")[:2]
+    return "" if same else f"amdsmi {package} with ROCm {installed}: fields may be shifted, do not trust them"
 
 
 def _join_dies(gpus: list[AmdGpu]) -> None:

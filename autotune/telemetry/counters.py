@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-_WRAPS = (2**32,)
+_WRAP = 2**32
 # No board draws more for long; a larger step is a fault of the counter, not energy.
 _FALLBACK_LIMIT_W = 3000.0
 
@@ -36,9 +36,8 @@ class EnergyCounter:
     def _step(self, seconds: float, ticks: int, before: int) -> float | None:
         if ticks >= 0 and self._plausible(ticks, seconds):
             return ticks * self._joules_per_tick
-        for wrap in _WRAPS:
-            if ticks < 0 and before < wrap and self._plausible(ticks + wrap, seconds):
-                return (ticks + wrap) * self._joules_per_tick
+        if _WRAP // 2 <= before < _WRAP and self._plausible(ticks + _WRAP, seconds):
+            return (ticks + _WRAP) * self._joules_per_tick
         return None
 
     def _plausible(self, ticks: int, seconds: float) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
@@ -13,6 +14,9 @@ from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
 from autotune.telemetry.series import NodeTelemetry, Sensor
 from autotune.telemetry.visible import select
+from launchers.base import StepRecord
+from launchers.outcome import Outcome, Verdict
+from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
 
@@ -109,3 +113,24 @@ class NodeGpus:
             yield recording
         finally:
             sampler.halt()
+
+
+def run_measured(
+    devices: NodeGpus,
+    supervised: Supervised,
+    launch: LaunchRequest,
+    limits: Limits,
+    node_rank: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[StepRecord | NodeTelemetry | TrialEnd]:
+    """Run one node's share of a trial with the node's GPUs read beside it.
+
+    Yields its steps as they come, then what was measured, then its end. A trial that loses a GPU is ended; the node is to blame.
+    """
+    with devices.recording() as recording:
+        for item in run_trial(supervised, launch, limits, stop=lambda: stop() or bool(recording.lost)):
+            if not isinstance(item, TrialEnd):
+                yield item
+                continue
+            yield recording.end(node_rank)
+            yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}")) if (lost := recording.lost) else item

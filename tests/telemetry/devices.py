@@ -88,7 +88,11 @@ class Scenario:
         """Write it; the environment variables that make the libraries play it."""
         file = folder / f"{self.vendor}.devices"
         file.write_text("\n".join(self.lines) + "\n")
-        values = {"SCRIPTED_DEVICES": str(file), "SCRIPTED_CALLS": str(folder / "calls"), "SCRIPTED_STATE": str(folder)}
+        values = {
+            f"SCRIPTED_{self.vendor.upper()}": str(file),
+            "SCRIPTED_CALLS": str(folder / "calls"),
+            "SCRIPTED_STATE": str(folder),
+        }
         if clock is not None:
             values["SCRIPTED_CLOCK"] = str(clock)
         return values

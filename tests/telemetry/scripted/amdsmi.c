@@ -6,6 +6,7 @@
  * energy_ticks, energy_base, energy_wrap, clock, max_clock, clk_locked, memory_clock, hotspot, vram_temperature, activity, vram_mib,
  * active_<cause>, acc_<cause>, bit_<cause>, violations, process, lost.
  */
+#define SCRIPTED_DEVICES "SCRIPTED_AMD"
 #include "script.h"
 
 enum { SUCCESS = 0, INVALID = 1, NOT_SUPPORTED = 2 };
