@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import ray
 
 from autotune.session_guard import SESSION_VARIABLE
 from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
 _ALL = "*"
@@ -114,9 +114,24 @@ class NodeAgent:
 
     def run(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
         """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        # The trial before this one may still be ending where the Tune worker that waited for it has died.
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
+            yield from run_trial(self._supervised, launch, request.limits, stop=self._is_stopped(request))
+
+    def measure(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> list[Event]:
+        """Run this node's share of a program that measures: the "figures" that its ranks emitted. Returns within the limits."""
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        events: list[Event] = []
+        with self._one_trial("a trial has not ended"):
+            for _ in run_trial(self._supervised, launch, request.limits, stop=self._is_stopped(request), on_event=events.append):
+                pass
+        return [event for event in events if event["event"] == "figures"]
+
+    def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
-        launch = LaunchRequest(
+        return LaunchRequest(
             trial=request.trial,
             program=request.program,
             job=request.job,
@@ -130,9 +145,9 @@ class NodeAgent:
             ranks=tuple(range(first, first + pool.gpus_per_node)),
             log_folder=request.log_folder,
         )
-        # The trial before this one may still be ending where the Tune worker that waited for it has died.
-        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            yield from run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
+
+    def _is_stopped(self, request: SlotRequest) -> Callable[[], bool]:
+        return lambda: self._stopped in (request.trial, _ALL)
 
     def stop(self, trial: str) -> None:
         """End that trial, also one whose `run` is still to come, and wait for its end; its `run` reports STOPPED.
