@@ -7,7 +7,6 @@ All ranks measure at the same time, as they train, so that what they share is sh
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from launchers.base import RankContext
 from launchers.megatron_core.loop import Device
 from launchers.megatron_core.trial import join
 
-_REPEATS = 5
+_READINGS = 8
 _GEMM_SIZE = {"cuda": 8192, "cpu": 512}
 _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 _REDUCE_BYTES = {"cuda": 1 << 28, "cpu": 1 << 22}
@@ -84,10 +83,13 @@ def _all_reduce(where: str, device: Device, group: Any, size: int) -> dict[str, 
 
 
 def _seconds(device: Device, run: Callable[[], Any], times: int) -> float:
-    """Median seconds of a run; all ranks begin together and run equally often."""
+    """Seconds of a run, in the fastest of some readings: whatever else the node does makes it slower only.
+
+    All ranks begin together and run equally often.
+    """
     run()
     taken = []
-    for _ in range(_REPEATS):
+    for _ in range(_READINGS):
         device.synchronize()
         dist.barrier()
         started_s = time.perf_counter()
@@ -95,4 +97,4 @@ def _seconds(device: Device, run: Callable[[], Any], times: int) -> float:
             run()
         device.synchronize()
         taken.append((time.perf_counter() - started_s) / times)
-    return statistics.median(taken)
+    return min(taken)
