@@ -11,6 +11,7 @@ from ray.tune.error import TuneError
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
+from autotune.node_figures import measure_nodes
 from autotune.placement import Slots, check_nodes
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
@@ -48,7 +49,11 @@ def drive(
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:
-                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool)))
+                    setup = AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool))
+                    slot = slots.open(setup)
+                    if study.refit.knows_nothing:
+                        folder = log_root / study.pool.name / "figures"
+                        study.refit.seed(measure_nodes(slot, launcher, spec.measurement.startup_timeout_s, folder))
         searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")

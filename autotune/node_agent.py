@@ -24,7 +24,7 @@ from autotune.session_guard import SESSION_VARIABLE
 from autotune.telemetry.node import NodeGpus, run_measured
 from autotune.telemetry.series import NodeTelemetry
 from launchers.base import Rendezvous, StepRecord, free_port
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
@@ -138,9 +138,28 @@ class NodeAgent:
         Yields:
             Steps as they come, what was measured and seen beside them, and the end last.
         """
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        stop = self._is_stopped(request)
+        # The trial before this one may still be ending where the Tune worker that waited for it has died.
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"), HostWatch(self._own_roots) as watch:
+            for item in run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop):
+                if isinstance(item, TrialEnd):
+                    yield Witness(node_rank, tuple(watch.loads))
+                yield item
+
+    def measure(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> list[Event]:
+        """Run this node's share of a program that measures: the "figures" that its ranks emitted. Returns within the limits."""
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        events: list[Event] = []
+        with self._one_trial("a trial has not ended"):
+            for _ in run_trial(self._supervised, launch, request.limits, stop=self._is_stopped(request), on_event=events.append):
+                pass
+        return [event for event in events if event["event"] == "figures"]
+
+    def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
-        launch = LaunchRequest(
+        return LaunchRequest(
             trial=request.trial,
             program=request.program,
             job=request.job,
@@ -154,15 +173,8 @@ class NodeAgent:
             ranks=tuple(range(first, first + pool.gpus_per_node)),
             log_folder=request.log_folder,
         )
-        # The trial before this one may still be ending where the Tune worker that waited for it has died.
-        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"), HostWatch(self._own_roots) as watch:
-            for item in run_measured(self._devices, self._supervised, launch, request.limits, node_rank, self._ends(request)):
-                if isinstance(item, TrialEnd):
-                    yield Witness(node_rank, tuple(watch.loads))
-                yield item
 
-    def _ends(self, request: SlotRequest) -> Callable[[], bool]:
-        """Whether a trial is to end now."""
+    def _is_stopped(self, request: SlotRequest) -> Callable[[], bool]:
         return lambda: self._stopped in (request.trial, _ALL)
 
     def _own_roots(self) -> set[int]:

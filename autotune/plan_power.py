@@ -7,7 +7,7 @@ judged one by one, each as if the others were switched off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from search_spaces.columns import Column
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec
 from search_spaces.hardware import PoolSpec
-from search_spaces.power import PowerTable
+from search_spaces.kernels import Floats
 from search_spaces.prediction import Predictions
 from search_spaces.wall_power import NodePower
 
@@ -97,53 +97,59 @@ def power_choices(
         domains: The study's power domains.
     """
     feeds = [Feed(domain, fed) for domain in domains if (fed := nodes_fed(domain, pool, domains))]
-    found = (_choice(pool, table, limit_w, watts, rows, feeds) for limit_w, watts in _under_limits(table, predictions))
+    asked = _Asked(pool, table, predictions, rows, feeds)
+    found = (asked.under(limit_w) for limit_w in power_limits(predictions.machines.gpu))
     return sorted((choice for choice in found if choice), key=lambda choice: (-choice.tokens_per_s, choice.wall_w))
 
 
-def _under_limits(table: CandidateTable, predictions: Predictions) -> Iterator[tuple[int, tuple[GpuSpec, PowerTable]]]:
-    """Watts and seconds of all rows under each limit."""
-    gpu = predictions.machines.gpu
-    columns = table.columns
-    for limit_w in power_limits(gpu):
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What does not change from limit to limit."""
+
+    pool: PoolSpec
+    table: CandidateTable
+    predictions: Predictions
+    rows: npt.NDArray[np.intp]
+    feeds: Sequence[Feed]
+
+    def under(self, limit_w: int) -> PowerChoice | None:
+        """The fastest row under one limit; None where no row keeps all domains under theirs."""
+        seconds, mean_w, peak_w = self._watts(limit_w)
+        spare_w = [self._spare_w(feed, np.where(seconds <= feed.domain.window_s, mean_w, peak_w)) for feed in self.feeds]
+        allowed = np.flatnonzero(np.all(np.asarray(spare_w) >= 0, axis=0)) if spare_w else np.arange(len(self.rows))
+        if not len(allowed):
+            return None
+        best = int(allowed[np.lexsort((mean_w[allowed], seconds[allowed]))[0]])
+        tightest = min(range(len(spare_w)), key=lambda place: float(spare_w[place][best]), default=None)
+        pool, row, dies = self.pool, int(self.rows[best]), self.predictions.machines.gpu.dies_per_package
+        return PowerChoice(
+            nodes=pool.nodes,
+            limit_w=limit_w,
+            row=row,
+            config=self.table.config(row).model_copy(update={_KNOB: limit_w}),
+            tokens_per_s=self.table.workload.tokens_per_step / float(seconds[best]),
+            step_time_s=float(seconds[best]),
+            wall_w=float(self._node.wall_w(mean_w[best] * pool.world_size, pool.nodes)),
+            wall_at_limits_w=float(self._node.wall_w(limit_w / dies * pool.world_size, pool.nodes)),
+            domain=self.feeds[tightest].domain.name if tightest is not None else "",
+            margin_w=float(spare_w[tightest][best]) if tightest is not None else None,
+        )
+
+    @property
+    def _node(self) -> NodePower:
+        return NodePower.of(self.pool, self.predictions.machines.gpu)
+
+    def _watts(self, limit_w: int) -> tuple[Floats, Floats, Floats]:
+        """Seconds of a step, mean and peak watts per device of the rows that may fit."""
+        columns = self.table.columns
         held = columns.with_columns({**columns.columns, _KNOB: Column((limit_w,), np.zeros(1, dtype=np.intp))})
-        yield limit_w, (gpu, power.estimate(predictions.times, held, shipped_power(gpu)))
+        found = power.estimate(self.predictions.times, held, shipped_power(self.predictions.machines.gpu))
+        seconds, mean_w, peak_w = (
+            np.broadcast_to(values, (len(self.table),))[self.rows] for values in (found.step_time_s, found.mean_w, found.peak_w)
+        )
+        return seconds, mean_w, peak_w
 
-
-def _choice(
-    pool: PoolSpec,
-    table: CandidateTable,
-    limit_w: int,
-    found: tuple[GpuSpec, PowerTable],
-    rows: npt.NDArray[np.intp],
-    feeds: Sequence[Feed],
-) -> PowerChoice | None:
-    """The fastest row under one limit; None where no row keeps all domains under theirs."""
-    gpu, watts = found
-    seconds, mean_w, peak_w = (
-        np.broadcast_to(values, (len(table),))[rows] for values in (watts.step_time_s, watts.mean_w, watts.peak_w)
-    )
-    node = NodePower.of(pool, gpu)
-    spare_w = [
-        feed.domain.limit_w
-        - node.wall_w(np.where(seconds <= feed.domain.window_s, mean_w, peak_w) * pool.gpus_per_node * feed.nodes, feed.nodes)
-        for feed in feeds
-    ]
-    allowed = np.flatnonzero(np.all(np.asarray(spare_w) >= 0, axis=0)) if feeds else np.arange(len(rows))
-    if not len(allowed):
-        return None
-    best = int(allowed[np.lexsort((mean_w[allowed], seconds[allowed]))[0]])
-    tightest = min(range(len(feeds)), key=lambda place: float(spare_w[place][best]), default=None)
-    row = int(rows[best])
-    return PowerChoice(
-        nodes=pool.nodes,
-        limit_w=limit_w,
-        row=row,
-        config=table.config(row).model_copy(update={_KNOB: limit_w}),
-        tokens_per_s=table.workload.tokens_per_step / float(seconds[best]),
-        step_time_s=float(seconds[best]),
-        wall_w=float(node.wall_w(mean_w[best] * pool.world_size, pool.nodes)),
-        wall_at_limits_w=float(node.wall_w(limit_w / gpu.dies_per_package * pool.world_size, pool.nodes)),
-        domain=feeds[tightest].domain.name if tightest is not None else "",
-        margin_w=float(spare_w[tightest][best]) if tightest is not None else None,
-    )
+    def _spare_w(self, feed: Feed, device_w: Floats) -> Floats:
+        """Watts that a domain has left."""
+        boards_w = device_w * self.pool.gpus_per_node * feed.nodes
+        return np.asarray(feed.domain.limit_w - self._node.wall_w(boards_w, feed.nodes))

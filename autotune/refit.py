@@ -22,6 +22,7 @@ from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
+from search_spaces.node_figures import NodeFigures
 from search_spaces.prediction import CALIBRATING_TRIALS, Machines, Prediction, Predictions, predict, recalibrated
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,19 @@ class Refit:
             log.info("pool %s: no predictions: %s", pool.name, error)
             machines = None
         return cls(study, table, machines, calibration_key(pool), store)
+
+    @property
+    def knows_nothing(self) -> bool:
+        """Whether the machines' kind is known, and nothing measured of them."""
+        return self._prior is not None and not self._prior.trials and not self._rows
+
+    def seed(self, figures: NodeFigures | None) -> None:
+        """Take what the nodes themselves reach into the prior."""
+        if figures is None or self._prior is None:
+            return
+        found = figures.seed(self._prior.gpu, self._prior.links, self._prior.coefficients)
+        self.machines = self._prior = replace(self._prior, coefficients=found)
+        log.info("pool %s: %s", self._key[0], figures)
 
     def learn(self, record: TrialRecord) -> None:
         """Take in an ended trial; only a measured one without a limit on power or clocks tells something."""

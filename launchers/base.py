@@ -86,6 +86,9 @@ class Launcher(Protocol):
         program: Dotted module below `launchers`, or the path of a Python file; it defines
             `main(job: dict, context: RankContext) -> None` and needs torch, megatron-core and the standard library only.
         preload: Modules that the warm process imports once.
+
+    A launcher may also have a `figures_program`: a rank program that measures the nodes before the first trial and emits from every
+    rank what `launchers.megatron_core.figures` emits. Its job is {"device": "cuda" or "cpu"}.
     """
 
     name: str

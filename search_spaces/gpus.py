@@ -195,6 +195,11 @@ def link_names() -> tuple[str, ...]:
     return tuple(_shipped()["links"])
 
 
+def node_defaults() -> dict[str, float]:
+    """`overhead_over_tdp` and `psu_efficiency` of nodes that say nothing else."""
+    return {name: float(value) for name, value in _shipped()["nodes"].items() if name != "source"}
+
+
 def link(name: str, own: Mapping[str, LinkSpec] | None = None) -> LinkSpec:
     """A link by its name in hardware.yaml or from the user's own.
 

@@ -58,8 +58,8 @@ class PoolSpec(BaseModel):
         other_nodes: What follows the first node count of a list.
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
         network: Link between the nodes; none = the one usual for the GPU's generation.
-        node_overhead_w: Watts at the wall of a node besides its GPUs; none = a share of their TDP (`wall_power`).
-        psu_efficiency: Watts that the power supplies give over those they take; none = as 80 PLUS Titanium (`wall_power`).
+        node_overhead_w: Watts at the wall of a node besides its GPUs; none = the usual share of their TDP.
+        psu_efficiency: Watts that the power supplies give over those they take; none = the usual one.
         labels: Ray node labels that select the nodes.
         environment: Where and how ranks run.
         usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.

@@ -209,7 +209,7 @@ BAD = {
     "PSU efficiency": (
         study_data(pools=[{**POOL, "psu_efficiency": 94}]),
         "pools[0].psu_efficiency: must be less than or equal to 1 (got 94)",
-        "psu_efficiency: Watts that the power supplies give over those they take; none = as 80 PLUS Titanium (`wall_power`).",
+        "psu_efficiency: Watts that the power supplies give over those they take; none = the usual one.",
     ),
     "unknown pool in a power domain": (
         powered(("rack", ["lapto"])),
