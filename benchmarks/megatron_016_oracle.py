@@ -61,6 +61,10 @@ def warm(megatron_lm: str | None = None) -> None:
         kernels.enable_batch_invariant_mode = lambda: None  # type: ignore[attr-defined]
         sys.modules["megatron.core.transformer.custom_layers.batch_invariant_kernels"] = kernels
         sys.path.append(megatron_lm)  # last, so that the wheel's megatron.core stays the one
+        package = types.ModuleType("megatron.training")  # its own __init__ imports tokenizers, which the arguments do not need
+        package.__path__ = [os.path.join(megatron_lm, "megatron", "training")]
+        package.get_args = package.get_timers = package.get_adlr_autoresume = None  # type: ignore[attr-defined]
+        sys.modules["megatron.training"] = package
         import megatron.training.arguments  # noqa: F401
 
 
