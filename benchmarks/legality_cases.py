@@ -144,14 +144,18 @@ def sample(count: int, megatron: str, seed: int, per_rule: int) -> Iterator[Case
 
 _NEAR = 300
 """Legal cases that neighbours are drawn from."""
+_AIMED_WORLD = 256
+"""The largest world of an aimed case: rules are the same on larger ones, where the fake process group costs an oracle seconds."""
 
 
 def _aimed(near: list[Case], megatron: str, rng: random.Random, alone: Counter[str], per_rule: int) -> Iterator[Case]:
-    """What every rule still lacks, each case one field from a legal one, and every third time that legal one too."""
-    near = [*near, *(legal(rng, megatron) for _ in range(_NEAR - len(near)))]
+    """What every rule still lacks, each case one field from a legal one, and now and then that legal one too."""
+    near = [case for case in near if case["world_size"] <= _AIMED_WORLD]
+    while len(near) < _NEAR:
+        near += [case for case in [legal(rng, megatron)] if case["world_size"] <= _AIMED_WORLD]
     for rule in AIMS:
         lacking = per_rule - alone[rule]
         for number, (case, bad) in enumerate(aimed(rule, lacking, near, lambda case: broken(case, megatron), rng)):
-            if number % 3 == 0:
+            if number % 10 == 0:
                 yield case
             yield bad
