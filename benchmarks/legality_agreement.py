@@ -254,11 +254,28 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="stop asking after this long")
-    parser.add_argument("--python", default=sys.executable, help="Python 3.12 with megatron-core[training] 0.19")
-    parser.add_argument("--oracle", type=Path, help="script that asks Megatron 0.19")
-    parser.add_argument("--megatron-lm", type=Path, help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well")
+    parser.add_argument(
+        "--python",
+        default=os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON"),
+        help="Python 3.12 with megatron-core[training] 0.19; none = AUTOTUNE_MEGATRON_019_PYTHON",
+    )
+    parser.add_argument(
+        "--oracle",
+        type=Path,
+        default=os.environ.get("AUTOTUNE_MEGATRON_019_ORACLE"),
+        help="script that asks Megatron 0.19; none = AUTOTUNE_MEGATRON_019_ORACLE",
+    )
+    parser.add_argument(
+        "--megatron-lm",
+        type=Path,
+        default=os.environ.get("AUTOTUNE_MEGATRON_LM"),
+        help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well; none = AUTOTUNE_MEGATRON_LM",
+    )
     parser.add_argument("--json", type=Path, default=Path("legality_agreement.json"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.megatron == "0.19" and not (options.python and options.oracle):
+        parser.error("Megatron 0.19 needs --python and --oracle")
+    return options
 
 
 if __name__ == "__main__":

@@ -18,10 +18,12 @@ from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.model import Workload
 from search_spaces.space import SearchSpace
+from tests.search_spaces.test_legal_properties import layers_per_chunk
 
 LARGEST_WORLD = 256  # larger ones cost the fake process group seconds; the benchmark goes up to 4096
 ROOT = Path(__file__).parents[2]
 PYTHON_019 = os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON", "")
+MEGATRON_LM = os.environ.get("AUTOTUNE_MEGATRON_LM", "")
 
 
 def agreement(command: list[str], megatron: str, count: int) -> dict[str, Any]:
@@ -31,14 +33,15 @@ def agreement(command: list[str], megatron: str, count: int) -> dict[str, Any]:
     cases = list(itertools.islice(drawn, count))
     answers = [answer for answer in ask_all(command, cases, workers=2) if answer is not None]
     assert len(answers) == count
-    return {**compare(cases, answers, megatron, asked_arguments=megatron == "0.19"), "seed": seed}
+    return {**compare(cases, answers, megatron, asked_arguments=megatron == "0.19" or bool(MEGATRON_LM)), "seed": seed}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Megatron-Core 0.16 is installed for Python 3.11 only")
 def test_sample_against_megatron_016() -> None:
     pytest.importorskip("megatron.core", reason="needs Megatron-Core")
-    report = agreement([sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")], "0.16", 300)
+    command = [sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")]
+    report = agreement([*command, *(["--megatron-lm", MEGATRON_LM] if MEGATRON_LM else [])], "0.16", 300)
     assert not report["wrong"], report
     assert report["counts"]["megatron valid"] >= 75
 
@@ -71,7 +74,7 @@ def test_every_accepted_candidate_of_large_spaces(large_workload: Workload) -> N
         config = table.config(row)
         assert TrialConfig.from_argv(config.argv()) == config
         assert table.find(config) == row
-        assert min(layers_per_stage(large_workload, config)) >= 1
+        assert min(layers_per_chunk(large_workload, config)) >= 1
 
 
 def _skip_without(oracle: Path) -> None:
@@ -80,21 +83,6 @@ def _skip_without(oracle: Path) -> None:
         pytest.skip(
             "set AUTOTUNE_MEGATRON_019_PYTHON to a Python 3.12 with megatron-core[training] 0.19; also needs the oracle script"
         )
-
-
-def layers_per_stage(workload: Workload, config: TrialConfig) -> list[int]:
-    """Transformer layers of every stage."""
-    layers, stages = workload.model.num_layers, config.pipeline_model_parallel_size
-    first, last = config.decoder_first_pipeline_num_layers, config.decoder_last_pipeline_num_layers
-    embedding, loss = config.account_for_embedding_in_pipeline_split, config.account_for_loss_in_pipeline_split
-    if first is None and last is None:
-        counts = [(layers + embedding + loss) // stages] * stages
-        counts[0] -= embedding
-        counts[-1] -= loss
-        return counts
-    middle_stages = stages - (first is not None) - (last is not None)
-    middle = (layers - (first or 0) - (last or 0)) // max(middle_stages, 1)
-    return [count for count in (first, *[middle] * middle_stages, last) if count is not None]
 
 
 @pytest.fixture(params=["Llama-3.1-405B on 16,384 GPUs", "DeepSeek-V3 on 2,048 GPUs"])
