@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.legality_agreement import ask_all, compare
-from benchmarks.legality_cases import sample
+from benchmarks.legality_agreement import BEFORE_RULES, EXCEPTIONS, ONLY_OURS, UNASKED, ask_all, compare, lacking
+from benchmarks.legality_aimed import AIMS, aimed
+from benchmarks.legality_cases import broken, legal, sample
 from benchmarks.legality_space import WORKLOADS
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.legality import RULES
 from search_spaces.model import Workload
 from search_spaces.space import SearchSpace
 from tests.search_spaces.test_legal_properties import layers_per_chunk
@@ -44,6 +46,30 @@ def test_sample_against_megatron_016() -> None:
     report = agreement([*command, *(["--megatron-lm", MEGATRON_LM] if MEGATRON_LM else [])], "0.16", 300)
     assert not report["wrong"], report
     assert report["counts"]["megatron valid"] >= 75
+
+
+def test_every_rule_has_cases_aimed_at_it() -> None:
+    names = {rule.__name__ for rule in RULES} - set(ONLY_OURS) | BEFORE_RULES
+    assert names == set(AIMS)
+    assert all(set(reasons) <= names for reasons in UNASKED.values())
+
+
+def test_an_aimed_case_is_one_field_from_a_legal_one() -> None:
+    rng = random.Random(7)
+    near = [legal(rng, "0.19") for _ in range(20)]
+    pairs = list(aimed("batch_over_replicas", 3, near, lambda case: broken(case, "0.19"), rng))
+    assert len(pairs) == 3
+    for case, bad in pairs:
+        assert broken(case, "0.19") == [] and broken(bad, "0.19") == ["batch_over_replicas"]
+        assert len([name for name in bad if bad[name] != case.get(name)]) == 1
+
+
+def test_rules_asked_too_seldom_are_told() -> None:
+    case = legal(random.Random(1), "0.19")
+    report = compare([case], [{"verdict": "valid"}], "0.19", asked_arguments=True) | {"per_rule": 30}
+    assert "batch_over_replicas" in lacking(report)
+    assert not set(lacking(report)) & {*EXCEPTIONS, *UNASKED["0.19"]}
+    assert compare([case], [{"verdict": "invalid"}], "0.19", asked_arguments=True)["counts"]["false accept"] == 1
 
 
 def test_sample_against_megatron_019(shared: Path) -> None:
