@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
@@ -37,6 +38,21 @@ def vendors_of(pool: PoolSpec) -> tuple[str, ...]:
     return tuple(vendor for vendor, there in loaded.items() if there)
 
 
+@dataclass(frozen=True, slots=True)
+class BoardsGuard:
+    """What the boards of one node may draw while a trial runs.
+
+    Attributes:
+        device_w: Each of them.
+        node_w: All of them together.
+        window_s: Seconds over which these watts are means.
+    """
+
+    device_w: float = math.inf
+    node_w: float = math.inf
+    window_s: float = 1.0
+
+
 class Recording:
     """One trial's measurement in progress."""
 
@@ -51,6 +67,15 @@ class Recording:
         """Which of the trial's GPUs stopped answering, and why; empty while all do."""
         lost = {uuid: why for uuid, why in self._sampler.lost().items() if uuid in self._charged}
         return ", ".join(f"{uuid} ({why})" for uuid, why in lost.items())
+
+    def over(self, allowed: BoardsGuard) -> str:
+        """How this node's boards pass what they are allowed; empty while they do not, or cannot be measured."""
+        watts = self._sampler.power_w(self._charged, allowed.window_s)
+        if watts and max(watts) > allowed.device_w:
+            return f"a GPU drew {max(watts):,.0f} W over {allowed.window_s:g} s; {allowed.device_w:,.0f} W are allowed"
+        if sum(watts) > allowed.node_w:
+            return f"the node's GPUs drew {sum(watts):,.0f} W over {allowed.window_s:g} s; {allowed.node_w:,.0f} W are allowed"
+        return ""
 
     def end(self, node: int) -> NodeTelemetry:
         """Stop reading; what was read."""
@@ -122,15 +147,28 @@ def run_measured(
     limits: Limits,
     node_rank: int,
     stop: Callable[[], bool] = lambda: False,
+    guards: Sequence[BoardsGuard] = (),
 ) -> Iterator[StepRecord | NodeTelemetry | TrialEnd]:
     """Run one node's share of a trial with the node's GPUs read beside it.
 
     Yields its steps as they come, then what was measured, then its end. A trial that loses a GPU is ended; the node is to blame.
+    One that crosses a guard is ended, too; its configuration is.
     """
+    crossed = ""
+
+    def ends() -> bool:
+        nonlocal crossed
+        crossed = crossed or next((text for guard in guards if (text := recording.over(guard))), "")
+        return bool(crossed) or stop() or bool(recording.lost)
+
     with devices.recording() as recording:
-        for item in run_trial(supervised, launch, limits, stop=lambda: stop() or bool(recording.lost)):
+        for item in run_trial(supervised, launch, limits, stop=ends):
             if not isinstance(item, TrialEnd):
                 yield item
                 continue
             yield recording.end(node_rank)
-            yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}")) if (lost := recording.lost) else item
+            if lost := recording.lost:
+                item = replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
+            elif crossed:
+                item = replace(item, verdict=Verdict(Outcome.OVER_GUARD, crossed, time_s=item.ended_s))
+            yield item

@@ -87,6 +87,18 @@ class Ring:
         """Readings that found no room."""
         return max(0, self._count - len(self._rows))
 
+    def recent_mean(self, name: str, window_s: float) -> float | None:
+        """Mean of a column over the last `window_s` seconds of readings; None where they do not reach so far back."""
+        column, last = 1 + self._columns.index(name), (self._count - 1) % len(self._rows)
+        total, values = 0.0, 0
+        for back in range(min(self._count, len(self._rows))):
+            row = self._rows[last - back]
+            if row[0] <= self._rows[last, 0] - window_s:
+                return total / values if values else None
+            if np.isfinite(row[column]):
+                total, values = total + row[column], values + 1
+        return None
+
     def columns(self) -> dict[str, tuple[Array, Array]]:
         """Times and values of each column that has any; rows without a value are left out."""
         kept = self._rows[: self._count] if not self.dropped else np.roll(self._rows, -(self._count % len(self._rows)), axis=0)
