@@ -12,10 +12,9 @@ from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
-from autotune.judge import infeasibility, judge
-from autotune.metrics import readable, summarise
+from autotune.judge import infeasibility, measured
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
-from autotune.results import END_REASON, PoolResults, results_of, study_name
+from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
@@ -146,16 +145,16 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running -= 1
-        steps = readable(result.steps)
-        metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
-        outcome, detail = judge(result, metrics)
-        if stopped_by_user and outcome is not Outcome.COMPLETED:
-            outcome, detail = Outcome.LOST, STOPPED_BY_USER
+        shown = measured(result, self.workload, self._spec.measurement, run_spread_of(self._records))
+        if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
+            shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
+        record = self._record(proposal, shown.outcome, shown.detail)
         record = replace(
-            self._record(proposal, outcome, detail),
-            steps=steps,
-            metrics=metrics,
-            environment=result.environment,
+            record,
+            steps=shown.steps,
+            metrics=shown.metrics,
+            environment=shown.environment,
+            contaminated=shown.contaminated,
             log_folder=result.log_folder,
         )
         self._count(record, stopped_by_user)
@@ -218,7 +217,7 @@ class PoolStudy:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
             self._launched += 1
-            self._attempts.showed_result()
+            self._attempts.showed_result(record)
             return
         if stopped_by_user:
             self.candidates.reopen(record.config)

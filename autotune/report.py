@@ -11,7 +11,7 @@ from rich.text import Text
 
 from autotune.doctor.finding import Finding, Status
 from autotune.records import TrialRecord, short
-from autotune.results import PoolResults, speedup
+from autotune.results import PoolResults, run_spread_of, speedup
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig, knobs
 
@@ -22,7 +22,8 @@ def throughput(record: TrialRecord) -> str:
     if record.outcome is not Outcome.COMPLETED:
         return record.outcome.value
     low, high = metrics["tokens_per_s_per_gpu_low"], metrics["tokens_per_s_per_gpu_high"]
-    return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]"
+    disturbed = " disturbed" if record.contaminated else ""
+    return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]{disturbed}"
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
@@ -42,7 +43,18 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    return Group(table, Text(_verdict(result, warmup_steps)), *failures, Text(_counts(result), style="dim"))
+    warnings = [Text(warning, style="yellow") for warning in _contaminated(result)]
+    return Group(table, Text(_verdict(result, warmup_steps)), *warnings, *failures, Text(_counts(result), style="dim"))
+
+
+def _contaminated(result: PoolResults) -> list[str]:
+    """Which trials somebody disturbed, with the last reason."""
+    found = [record for record in result.records if record.contaminated]
+    if not found:
+        return []
+    shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
+    among = f", {' and '.join(shown)} among them" if shown else ""
+    return [f"{len(found)} trials were disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
 
 
 def failure_table(result: PoolResults) -> Table:
@@ -63,8 +75,10 @@ def _verdict(result: PoolResults, warmup_steps: int) -> str:
         return "The baseline did not complete, so there is nothing to compare the winner with."
     if result.best is result.baseline:
         return "Nothing beat the baseline."
-    ratio, low, high = speedup(result.best, result.baseline, warmup_steps)
-    verdict = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each)."
+    spread = run_spread_of(result.records)
+    ratio, low, high = speedup(result.best, result.baseline, warmup_steps, spread)
+    verdict = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each"
+    verdict += f"; run-to-run spread {spread.relative:.1%})."
     return verdict + _learning(result.best.config, result.baseline.config)
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import optuna
 from optuna.trial import TrialState
 
 from autotune.records import Phase, TrialRecord, record_from_trial
+from autotune.run_spread import RunSpread, ratio_interval, run_spread
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.steady_state import steady
+from autotune.steady_state import steady, steady_interval
 from autotune.storage import open_storage
 from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 
 END_REASON = "end_reason"
-_RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +44,9 @@ class PoolResults:
 
     @property
     def baseline(self) -> TrialRecord | None:
-        """The measured baseline; None where it did not complete."""
-        measured = (r for r in self.records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED)
-        return next(measured, None)
+        """The measured baseline, uncontaminated where there is one; None where it did not complete."""
+        measured = [r for r in self.records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED]
+        return next((r for r in measured if not r.contaminated), measured[0] if measured else None)
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -98,12 +99,18 @@ def study_name(spec: StudySpec, pool: PoolSpec) -> str:
     return f"{spec.name}/{pool.name}/{pool.nodes}x{pool.gpus_per_node}"
 
 
-def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int) -> tuple[float, float, float]:
-    """How many times faster the winner's median step is than the baseline's, with its 95 % interval (bootstrap of both medians)."""
-    generator = np.random.default_rng(0)
-    samples = []
-    for record in (baseline, winner):
-        values = np.array(steady([step.step_s for step in record.steps], warmup_steps))
-        samples.append(np.median(generator.choice(values, (_RESAMPLES, len(values))), axis=1))
-    low, high = np.quantile(samples[0] / samples[1], [0.025, 0.975])
-    return baseline.metrics["step_time_s"] / winner.metrics["step_time_s"], float(low), float(high)
+def run_spread_of(records: Sequence[TrialRecord]) -> RunSpread:
+    """The run-to-run spread that a study's repeats of a configuration show; contaminated trials do not count."""
+    medians: dict[TrialConfig, list[float]] = {}
+    for record in records:
+        if record.outcome is Outcome.COMPLETED and not record.contaminated:
+            medians.setdefault(record.config, []).append(record.metrics["step_time_s"])
+    return run_spread(medians.values())
+
+
+def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int, spread: RunSpread) -> tuple[float, float, float]:
+    """How many times faster the winner's median step is than the baseline's, with its 95 % interval, run-to-run spread included."""
+    before, after = (
+        steady_interval(steady([step.step_s for step in record.steps], warmup_steps)) for record in (baseline, winner)
+    )
+    return (before.median / after.median, *ratio_interval(before, after, spread))

@@ -136,6 +136,8 @@ class StudySearcher(Searcher):
                 trial_s=measurement.trial_timeout_s,
             ),
             log_folder=folder,
+            warmup_steps=measurement.warmup_steps,
+            interval=measurement.interval,
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

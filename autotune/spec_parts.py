@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from autotune.spec_errors import wrong
 
@@ -31,15 +31,18 @@ class Measurement(Part):
     """How long a trial runs.
 
     Attributes:
-        steps: Optimiser steps of a trial.
-        warmup_steps: First steps that are not measured (start-up, allocator, Adam's state).
+        steps: Most optimiser steps of a trial.
+        warmup_steps: First steps that are never measured (start-up, allocator, Adam's state); a longer warm-up is detected.
+        interval: A trial ends early once the 95 % interval of its median step time reaches so far to either side, over the median;
+            0 = always all steps.
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
     """
 
-    steps: PositiveInt = 12
+    steps: PositiveInt = 30
     warmup_steps: NonNegativeInt = 2
+    interval: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     startup_timeout_s: PositiveFloat = 300.0
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0
