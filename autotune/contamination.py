@@ -13,8 +13,8 @@ from autotune.steady_state import steady_from
 from launchers.base import StepRecord
 
 FOREIGN_CPU_LIMIT = 0.10
-"""Share of a CPU trial's cores that others may use. Idle desktops and daemons stay below 0.05; one busy process of another user takes
-1 / cores, and the trial's ranks, which wait for each other, lose more than that share."""
+"""Share of a CPU trial's cores that others may use. One busy process of another user takes 1 / cores; the trial's ranks, which wait
+for each other, lose more than that share."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,7 +116,8 @@ def between(before: Look, now: Look, num_cores: int) -> HostLoad:
 
 def _busiest(before: Look, now: Look) -> str:
     used = {
-        key: process.cpu_ticks - (before.others[key].cpu_ticks if key in before.others else 0) for key, process in now.others.items()
+        key: process.cpu_ticks - (before.others[key].cpu_ticks if key in before.others else 0)
+        for key, process in now.others.items()
     }
     key = max(used, key=used.__getitem__, default=None)
     return describe(now.others[key]) if key is not None and used[key] > 0 else ""

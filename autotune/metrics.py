@@ -11,6 +11,8 @@ from autotune.steady_state import steady, steady_interval
 from launchers.base import StepRecord
 from search_spaces.model import Workload
 
+_DEFAULT_SPREAD = RunSpread()
+
 
 def tokens_per_s_per_gpu(workload: Workload, step_s: float) -> float:
     """Tokens per second and GPU (rank, on CPU): global batch x sequence length / step seconds / ranks."""
@@ -41,7 +43,7 @@ def _number_or_none(value: object) -> float | None:
 
 
 def summarise(
-    workload: Workload, steps: Sequence[StepRecord], warmup_steps: int, spread: RunSpread = RunSpread()
+    workload: Workload, steps: Sequence[StepRecord], warmup_steps: int, spread: RunSpread = _DEFAULT_SPREAD
 ) -> dict[str, float]:
     """Metrics of a trial's steady steps, by name with the unit in it. Only finite values; empty where no step was measured.
 

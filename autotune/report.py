@@ -43,7 +43,7 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    warnings = [Text(warning, style="yellow") for warning in _contaminated(result)]
+    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
     return Group(table, Text(_verdict(result, warmup_steps)), *warnings, *failures, Text(_counts(result), style="dim"))
 
 
@@ -103,6 +103,7 @@ def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
             "pool": result.pool.name,
             "nodes": result.pool.nodes,
             "end_reason": result.end_reason,
+            "notes": list(result.notes),
             "running": result.running,
             "outcomes": {outcome.value: count for outcome, count in result.outcomes.items()},
             "refusals": dict(result.refusals),

@@ -20,6 +20,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 
 END_REASON = "end_reason"
+_NOTES = "notes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class PoolResults:
         running: Trials that are running now, or were when their driver died.
         best: The best completed trial, by Optuna's feasibility-aware choice; None where nothing completed.
         end_reason: Why the study ended; empty where it has not.
+        notes: What the study does not do although it was asked for, and how to change that.
     """
 
     study: str
@@ -41,6 +43,7 @@ class PoolResults:
     running: int
     best: TrialRecord | None
     end_reason: str
+    notes: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -80,7 +83,13 @@ def results_of(study: optuna.Study, pool: PoolSpec) -> PoolResults:
         running=sum(trial.state is TrialState.RUNNING for trial in frozen),
         best=next((r for r in records if r.number == number and r.outcome is Outcome.COMPLETED), None),
         end_reason=study.user_attrs.get(END_REASON, ""),
+        notes=tuple(study.user_attrs.get(_NOTES, ())),
     )
+
+
+def keep_notes(storage: optuna.storages.BaseStorage, name: str, notes: Sequence[str]) -> None:
+    """Keep what a study's report must say beside its trials."""
+    optuna.load_study(study_name=name, storage=storage).set_user_attr(_NOTES, list(notes))
 
 
 def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
@@ -110,7 +119,5 @@ def run_spread_of(records: Sequence[TrialRecord]) -> RunSpread:
 
 def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int, spread: RunSpread) -> tuple[float, float, float]:
     """How many times faster the winner's median step is than the baseline's, with its 95 % interval, run-to-run spread included."""
-    before, after = (
-        steady_interval(steady([step.step_s for step in record.steps], warmup_steps)) for record in (baseline, winner)
-    )
+    before, after = (steady_interval(steady([step.step_s for step in record.steps], warmup_steps)) for record in (baseline, winner))
     return (before.median / after.median, *ratio_interval(before, after, spread))

@@ -6,6 +6,7 @@ comparison of two configurations needs is where the median of another run would 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
@@ -86,9 +87,9 @@ def _hypotenuse(one: float, other: float, spread: RunSpread) -> float:
 def _student(freedom: int) -> float:
     """97.5 % quantile of Student's t with at least four degrees of freedom: Abramowitz and Stegun 26.7.5, to 0.3 %."""
     z = _TAIL
-    terms = (
+    terms: tuple[float, ...] = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return z + math.fsum(term / freedom**power for power, term in enumerate(terms, 1))

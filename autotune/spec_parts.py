@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -38,6 +38,10 @@ class Measurement(Part):
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
+        when_busy: What happens where somebody else computes on a trial's GPUs, or holds memory of them, before its launch: `wait` until
+            they are free, `skip` the trial (LOST, tried again later; three in a row end the pool's study), or `fail`: end the
+            pool's study. Each names the owner.
+        busy_timeout_s: Longest wait; then the trial is skipped.
     """
 
     steps: PositiveInt = 30
@@ -46,6 +50,8 @@ class Measurement(Part):
     startup_timeout_s: PositiveFloat = 300.0
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0
+    when_busy: Literal["wait", "skip", "fail"] = "wait"
+    busy_timeout_s: PositiveFloat = 600.0
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> Self:

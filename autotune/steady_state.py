@@ -116,10 +116,10 @@ def steady_interval(values: Sequence[float]) -> Interval:
 def warm_up(step_s: Sequence[float], at_least: int = 0) -> int:
     """How many first steps belong to the warm-up: MSER.
 
-    Of all truncation points in the first half the one that makes the standard error of the rest's mean smallest (White, An effective
-    truncation heuristic for bias reduction in simulation output, Simulation 69, 1997; MSER-5 takes means of five, which a dozen
-    steps do not allow). It works on logarithms, so that the unit does not matter, and on values held within three robust standard
-    deviations of the second half, so that a single slow step in the middle is no end of a warm-up.
+    Of all truncation points in the first half the one that makes the standard error of the rest's mean smallest (White, An
+    effective truncation heuristic for bias reduction in simulation output, Simulation 69, 1997; MSER-5 takes means of five, which
+    a dozen steps do not allow). It works on logarithms, so that the unit does not matter, and on values held within three robust
+    standard deviations of the second half, so that a single slow step in the middle is no end of a warm-up.
 
     Args:
         step_s: Seconds of each step, finite and above 0.

@@ -11,9 +11,10 @@ from typing import Protocol
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
+from autotune.power_rights import ask_cluster, ask_here, check_rights, without
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
-from autotune.results import PoolResults
+from autotune.results import PoolResults, keep_notes
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals
@@ -54,14 +55,22 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
-def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None]) -> list[PoolStudy]:
-    """Open every pool's study on the spec's storage, without Ray."""
+def open_studies(
+    spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
+) -> list[PoolStudy]:
+    """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
     launcher = load_launcher(spec.launcher)
+    notes = check_rights(spec, lambda pool: (ask_cluster(spec, address) if address else ask_here(_gpus(spec)))(pool))
     storage = open_storage(spec.storage, folder.path)
-    return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
+    studies = []
+    for pool in spec.pools:
+        dropped = notes.get(pool.name, [])
+        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record))
+        keep_notes(storage, studies[-1].name, dropped)
+    return studies
 
 
-def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
+def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = None) -> None:
     """Check that the study can be opened, and keep its spec, so that another process can go on with it.
 
     Raises:
@@ -69,7 +78,7 @@ def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
     """
     load_launcher(spec.launcher)
     with folder.locked():
-        open_studies(spec, folder, lambda study, record: None)
+        open_studies(spec, folder, lambda study, record: None, address)
         folder.write_spec(spec)
 
 
@@ -107,7 +116,7 @@ def _run(
             folder.write_best(study.pool.name, record)
         listener.ended(study, record)
 
-    studies = open_studies(spec, folder, on_record)
+    studies = open_studies(spec, folder, on_record, address)
     # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
     folder.write_spec(spec)
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}

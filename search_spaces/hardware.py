@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
 
 
 class RankEnvironment(BaseModel):
@@ -38,6 +39,8 @@ class PoolSpec(BaseModel):
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
         labels: Ray node labels that select the nodes.
         environment: Where and how ranks run.
+        power_limit_command: The site's own command that sets a GPU's power limit, with `{gpu}` (index), `{uuid}` and `{watts}`;
+            none = the vendor's library, which needs the right to.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -48,6 +51,18 @@ class PoolSpec(BaseModel):
     gpus_per_node: PositiveInt
     labels: dict[str, str] = Field(default_factory=dict)
     environment: RankEnvironment = RankEnvironment()
+    power_limit_command: str | None = None
+
+    @field_validator("power_limit_command")
+    @classmethod
+    def _says_which_gpu_and_how_much(cls, command: str | None) -> str | None:
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(command or "{gpu}{watts}") if name is not None}
+        except ValueError as error:
+            raise ValueError(f"{error} (write {{watts}} and {{gpu}} or {{uuid}}, and braces of its own doubled)") from None
+        if "watts" not in names or not names & {"gpu", "uuid"} or names - {"watts", "gpu", "uuid"}:
+            raise ValueError("needs {watts} and {gpu} or {uuid} (e.g. sudo nvidia-smi -i {gpu} -pl {watts})")
+        return command
 
     @property
     def world_size(self) -> int:

@@ -37,7 +37,7 @@ def test_the_interval_holds_95_of_100_other_runs(spread, noise):
         for place, one in enumerate(runs):
             found = other_runs(steady_interval(one), pooled)
             inside += [found.low <= median <= found.high for other, median in enumerate(medians) if other != place]
-    assert 0.95 <= np.mean(inside) + 0.01
+    assert np.mean(inside) >= 0.94
 
 
 def test_the_spread_counts_twice_because_two_runs_differ():
