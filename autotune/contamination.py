@@ -27,6 +27,7 @@ class Witness:
         facts: What is kept with the trial's environment, by name.
         disturbances: What disturbed the trial for certain, each with its owner.
         lost: Why the trial's end says nothing of its configuration, e.g. somebody else's GPU memory; empty where it does.
+        fatal: Why nothing more shall run on this node; empty where trials may.
     """
 
     node_rank: int = 0
@@ -34,6 +35,7 @@ class Witness:
     facts: Mapping[str, str] = field(default_factory=dict)
     disturbances: tuple[str, ...] = ()
     lost: str = ""
+    fatal: str = ""
 
 
 def steady_window(steps: Sequence[StepRecord], warmup_steps: int) -> tuple[float, float] | None:

@@ -5,10 +5,12 @@ The agent lives in our environment, the ranks in the pool's own; see `launchers.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import socket
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +19,20 @@ from typing import Any
 import ray
 
 from autotune.contamination import Witness
-from autotune.host_load import HostWatch
+from autotune.power_restore import restore_left_behind
+from autotune.power_rights import vendor_of
 from autotune.session_guard import SESSION_VARIABLE
+from autotune.spec_parts import Measurement
+from autotune.surroundings import Surroundings
+from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from launchers.base import Rendezvous, StepRecord
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
+log = logging.getLogger(__name__)
 _ALL = "*"
+_MEASUREMENT = Measurement()
 _END_S = 25.0
 
 
@@ -55,8 +63,8 @@ class SlotRequest:
         job: What the program reads.
         limits: Time limits.
         log_folder: Folder for the ranks' logs on each node.
-        warmup_steps: First steps that are never measured.
-        interval: Half-width of the median step time's interval, over the median, at which the trial may end; 0 = never early.
+        measurement: When it is measured well enough, and what happens where somebody else uses its GPUs.
+        gpu_power_limit_w: Power limit of its GPUs; None = as found.
     """
 
     trial: str
@@ -64,8 +72,8 @@ class SlotRequest:
     job: dict[str, Any]
     limits: Limits
     log_folder: Path
-    warmup_steps: int = 0
-    interval: float = 0.0
+    measurement: Measurement = _MEASUREMENT
+    gpu_power_limit_w: int | None = None
 
 
 class NodeAgent:
@@ -84,6 +92,19 @@ class NodeAgent:
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=self._raylet_pid)
         self._supervised.start()
+        self._gpus_seen, self._blind = self._open_gpus()
+
+    def _open_gpus(self) -> tuple[Sequence[Gpu], str]:
+        """The trial's GPUs for looking at, and why there are none; limits that an agent before left behind are put back first."""
+        if not self._gpus:
+            return (), ""
+        for problem in restore_left_behind()[1]:
+            log.warning("%s", problem)
+        try:
+            return open_gpus(vendor_of(self._setup.pool), self._gpus), ""
+        except TelemetryError as error:
+            log.warning("no telemetry here: %s", error)
+            return (), str(error)
 
     def _assigned_gpus(self) -> list[str]:
         if self._setup.pool.device == "cpu":
@@ -109,6 +130,7 @@ class NodeAgent:
             "address": ray.util.get_node_ip_address(),
             "pid": os.getpid(),
             "gpus": self._gpus,
+            **({"telemetry": self._blind} if self._blind else {}),
             "preloads": self._supervised.preloads,
             "supervisors_started": self._supervised.supervisors_started,
         }
@@ -146,19 +168,25 @@ class NodeAgent:
         )
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
         with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            with HostWatch(self._own_roots) as watch:
-                end = yield from self._steps(launch, request)
-            yield Witness(node_rank, tuple(watch.loads))
+            around = Surroundings(self._gpus_seen, self._setup.pool, self._supervised, self._own_roots)
+            with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
+                end = around.refusal or (yield from self._steps(launch, request, around))
+            yield around.witness(node_rank)
             yield end
 
-    def _steps(self, launch: LaunchRequest, request: SlotRequest) -> Generator[StepRecord, None, TrialEnd]:
-        items = run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
+    def _steps(self, launch: LaunchRequest, request: SlotRequest, around: Surroundings) -> Generator[StepRecord, None, TrialEnd]:
+        stop = functools.partial(self._is_stopped, request)
+        items = run_trial(self._supervised, launch, request.limits, stop=stop, hang_signal=around.hangs)
         with closing(items):
             for item in items:
                 if isinstance(item, TrialEnd):
                     return item
+                around.stepped(item)
                 yield item
         raise AssertionError("a trial ended without its end")
+
+    def _is_stopped(self, request: SlotRequest) -> bool:
+        return self._stopped in (request.trial, _ALL)
 
     def _own_roots(self) -> set[int]:
         """What the study itself runs on this node hangs below these processes; on a private Ray the driver is one."""

@@ -95,6 +95,8 @@ class StudySearcher(Searcher):
         if shown.outcome is Outcome.LOST and not self._stopped_by_user.is_set():
             self._repair(flight, shown.agent_failed)
         self._slots.release(flight.slot)
+        if fatal := [witness.fatal for witness in shown.witnesses if witness.fatal]:
+            flight.study.end_reason = f"infrastructure: {fatal[0]}"
         flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._reorder(flight.study)
 
@@ -136,8 +138,8 @@ class StudySearcher(Searcher):
                 trial_s=measurement.trial_timeout_s,
             ),
             log_folder=folder,
-            warmup_steps=measurement.warmup_steps,
-            interval=measurement.interval,
+            measurement=measurement,
+            gpu_power_limit_w=proposal.config.gpu_power_limit_w,
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

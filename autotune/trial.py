@@ -45,8 +45,9 @@ class _Merged:
 
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
+        wanted = request.measurement
         seconds = [step.step_s for step in readable(self.steps)]
-        if request.interval and self.measured_s is None and is_measured(seconds, request.warmup_steps, request.interval):
+        if wanted.interval and self.measured_s is None and is_measured(seconds, wanted.warmup_steps, wanted.interval):
             self.measured_s = time.time()
 
     def verdict(self) -> Verdict:
