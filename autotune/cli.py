@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from autotune.doctor.command import register_doctor
 from autotune.errors import AutotuneError, SpecError
 from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
@@ -254,29 +255,6 @@ def export(
 
 @app.command()
 @_friendly
-def doctor(
-    root: Root = DEFAULT_ROOT,
-    python: Annotated[str | None, typer.Option(help="Interpreter of the ranks; none = this one")] = None,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL to reach")] = None,
-    tracking_uri: Annotated[str | None, typer.Option(help="MLflow tracking URI to reach")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Check this machine: versions, drivers, Ray, GPUs, file system, MLflow and storage; each problem with a fix."""
-    from autotune.doctor import examine
-    from autotune.doctor.finding import Status
-    from autotune.report import findings_table
-
-    findings = examine(root, python=python, tracking_uri=tracking_uri, storage=storage)
-    if as_json:
-        _print_json([finding.to_dict() for finding in findings])
-    else:
-        console.print(findings_table(findings))
-    if any(finding.status is Status.FAIL for finding in findings):
-        raise typer.Exit(1)
-
-
-@app.command()
-@_friendly
 def ui(
     study: StudyName,
     root: Root = DEFAULT_ROOT,
@@ -295,6 +273,7 @@ def ui(
 
 
 register_plan(app, _friendly, console.print)
+register_doctor(app, _friendly, console)
 
 if __name__ == "__main__":
     app()

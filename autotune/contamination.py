@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.host_load import HostLoad, foreign_fraction
-from autotune.steady_state import steady_from
-from launchers.base import StepRecord
+from autotune.telemetry_summary import Window
 
 FOREIGN_CPU_LIMIT = 0.10
 """Share of a CPU trial's cores that others may use. One busy process of another user takes 1 / cores; the trial's ranks, which wait
@@ -38,21 +37,13 @@ class Witness:
     fatal: str = ""
 
 
-def steady_window(steps: Sequence[StepRecord], warmup_steps: int) -> tuple[float, float] | None:
-    """Unix times at which the first steady step began and the last step ended; None where there is no step."""
-    if not steps:
-        return None
-    first = steps[min(steady_from([step.step_s for step in steps], warmup_steps), len(steps) - 1)]
-    return first.time_s - first.step_s, steps[-1].time_s
-
-
-def foreign_cpu(witnesses: Sequence[Witness], window: tuple[float, float] | None) -> tuple[float, str]:
+def foreign_cpu(witnesses: Sequence[Witness], window: Window | None) -> tuple[float, str]:
     """The largest share of a node's cores that others used in the window, with the busiest of them; 0 where nobody looked."""
-    shares = [foreign_fraction(witness.loads, *window) for witness in witnesses] if window else []
+    shares = [foreign_fraction(witness.loads, window.start_s, window.end_s) for witness in witnesses] if window else []
     return max(shares, default=(0.0, ""))
 
 
-def contamination(witnesses: Sequence[Witness], window: tuple[float, float] | None, *, on_cpu: bool) -> str:
+def contamination(witnesses: Sequence[Witness], window: Window | None, *, on_cpu: bool) -> str:
     """Who disturbed a trial, for a person; empty where nobody did."""
     found = [disturbance for witness in witnesses for disturbance in witness.disturbances]
     share, owner = foreign_cpu(witnesses, window)

@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Self
 
 from autotune.host_load import describe
-from autotune.telemetry import Gpu, GpuProcess
+from autotune.telemetry import FAST_FIELDS, SLOW_FIELDS, Gpu, GpuProcess
 from launchers.gpu_sample import GpuSample, Throttle
 from launchers.process_tree import all_processes, below, read_process
 
+_FIELDS = FAST_FIELDS | SLOW_FIELDS
 _FREE_GIB = 2.0
 _PERIOD_S = 1.0
 _OWN_NAMESPACE_OF_HOST = "pid:[4026531836]"  # PROC_PID_INIT_INO of linux/proc_ns.h
@@ -36,7 +37,7 @@ def busy(gpus: Sequence[Gpu]) -> str:
 
 
 def _occupant(gpu: Gpu) -> str:
-    memory_gib = gpu.read().memory_used_gib
+    memory_gib = gpu.read(_FIELDS).memory_used_gib
     processes = gpu.processes() or ()
     if not processes and (memory_gib is None or memory_gib < _FREE_GIB):
         return ""
@@ -72,8 +73,8 @@ class GpuGuard:
         self._gpus = tuple(gpus)
         self._roots = roots
         self._found: dict[str, None] = {}
-        self._memory_before_gib = [gpu.read().memory_used_gib for gpu in self._gpus]
-        self._limit_before_w = [gpu.read().power_limit_w for gpu in self._gpus]
+        self._memory_before_gib = [gpu.read(_FIELDS).memory_used_gib for gpu in self._gpus]
+        self._limit_before_w = [gpu.read(_FIELDS).power_limit_w for gpu in self._gpus]
         self._foreign_memory = ""
         self._typical_w: list[float] = []
         self._last: list[GpuSample] = []
@@ -92,7 +93,7 @@ class GpuGuard:
         if self._thread.ident is not None:
             self._thread.join()
         for gpu, before_gib in zip(self._gpus, self._memory_before_gib, strict=True):
-            now_gib = gpu.read().memory_used_gib
+            now_gib = gpu.read(_FIELDS).memory_used_gib
             if before_gib is not None and now_gib is not None and now_gib - before_gib > _FREE_GIB:
                 self._foreign(f"{now_gib - before_gib:.1f} GiB of GPU {gpu.info.index} are in use after the trial's end")
 
@@ -139,7 +140,7 @@ class GpuGuard:
 
     def _watch(self) -> None:
         while not self._over.wait(_PERIOD_S):
-            self._last = [gpu.read() for gpu in self._gpus]
+            self._last = [gpu.read(_FIELDS) for gpu in self._gpus]
             own = self._own() if sees_host_processes() else None
             for gpu, sample, limit_w in zip(self._gpus, self._last, self._limit_before_w, strict=True):
                 self._look(gpu, sample, limit_w, own)

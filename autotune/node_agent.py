@@ -10,7 +10,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,13 @@ import ray
 
 from autotune.contamination import Witness
 from autotune.power_restore import restore_left_behind
-from autotune.power_rights import vendor_of
 from autotune.session_guard import SESSION_VARIABLE
 from autotune.spec_parts import Measurement
 from autotune.surroundings import Surroundings
-from autotune.telemetry import Gpu, TelemetryError, open_gpus
+from autotune.telemetry.node import NodeGpus, run_measured
+from autotune.telemetry.series import NodeTelemetry
 from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
 from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
@@ -85,6 +86,10 @@ class NodeAgent:
         self._raylet_pid = os.getppid()
         self._check_labels()
         self._gpus = self._assigned_gpus()
+        if self._gpus:
+            for problem in restore_left_behind()[1]:
+                log.warning("%s", problem)
+        self._devices = NodeGpus(setup.pool, self._gpus)
         self._stopped = ""
         self._running = threading.Lock()
         self._private = SESSION_VARIABLE in os.environ
@@ -92,19 +97,6 @@ class NodeAgent:
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=self._raylet_pid)
         self._supervised.start()
-        self._gpus_seen, self._blind = self._open_gpus()
-
-    def _open_gpus(self) -> tuple[Sequence[Gpu], str]:
-        """The trial's GPUs for looking at, and why there are none; limits that an agent before left behind are put back first."""
-        if not self._gpus:
-            return (), ""
-        for problem in restore_left_behind()[1]:
-            log.warning("%s", problem)
-        try:
-            return open_gpus(vendor_of(self._setup.pool), self._gpus), ""
-        except TelemetryError as error:
-            log.warning("no telemetry here: %s", error)
-            return (), str(error)
 
     def _assigned_gpus(self) -> list[str]:
         if self._setup.pool.device == "cpu":
@@ -130,7 +122,6 @@ class NodeAgent:
             "address": ray.util.get_node_ip_address(),
             "pid": os.getpid(),
             "gpus": self._gpus,
-            **({"telemetry": self._blind} if self._blind else {}),
             "preloads": self._supervised.preloads,
             "supervisors_started": self._supervised.supervisors_started,
         }
@@ -142,13 +133,17 @@ class NodeAgent:
             port: int = probe.getsockname()[1]
             return port
 
+    def clock(self) -> float:
+        """Unix time on this node."""
+        return time.time()
+
     def run(
         self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
-    ) -> Iterator[StepRecord | Witness | TrialEnd]:
+    ) -> Iterator[StepRecord | NodeTelemetry | Witness | TrialEnd]:
         """Run this node's share of a trial. Always returns within the limits.
 
         Yields:
-            Steps as they come, what was seen beside them, and the end last.
+            Steps as they come, what was measured and seen beside them, and the end last.
         """
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
@@ -168,20 +163,24 @@ class NodeAgent:
         )
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
         with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            around = Surroundings(self._gpus_seen, self._setup.pool, self._supervised, self._own_roots)
+            around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
             with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
-                end = around.refusal or (yield from self._steps(launch, request, around))
+                end = around.refusal or (yield from self._measured(launch, request, around))
             yield around.witness(node_rank)
             yield end
 
-    def _steps(self, launch: LaunchRequest, request: SlotRequest, around: Surroundings) -> Generator[StepRecord, None, TrialEnd]:
+    def _measured(
+        self, launch: LaunchRequest, request: SlotRequest, around: Surroundings
+    ) -> Generator[StepRecord | NodeTelemetry, None, TrialEnd]:
         stop = functools.partial(self._is_stopped, request)
-        items = run_trial(self._supervised, launch, request.limits, stop=stop, hang_signal=around.hangs)
+        node_rank = launch.rendezvous.node_rank
+        items = run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop, around.hangs)
         with closing(items):
             for item in items:
                 if isinstance(item, TrialEnd):
                     return item
-                around.stepped(item)
+                if isinstance(item, StepRecord):
+                    around.stepped(item)
                 yield item
         raise AssertionError("a trial ended without its end")
 

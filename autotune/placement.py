@@ -164,6 +164,7 @@ class Slots:
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 max_concurrency=4,
+                runtime_env={"env_vars": slot.pool.telemetry.env},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, placement_group_bundle_index=rank),
             )
             .remote(self._setups[slot.pool.name])

@@ -12,7 +12,8 @@ from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
-from autotune.judge import infeasibility, measured
+from autotune.judge import infeasibility
+from autotune.measured import measure
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
 from autotune.sampler import candidate_sampler
@@ -145,7 +146,7 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running -= 1
-        shown = measured(result, self.workload, self._spec.measurement, run_spread_of(self._records))
+        shown = measure(self.workload, result, self._spec.measurement, run_spread_of(self._records))
         if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         record = self._record(proposal, shown.outcome, shown.detail)

@@ -157,7 +157,9 @@ def request_limit(gpu: Gpu, watts: float, command: str = "") -> None:
         words = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
         raise PowerLimitError(f"power_limit_command ended with {done.returncode}" + (f": {words[0]}" if words else ""))
     if abs((now_w := gpu.requested_power_limit_w()) - watts) > _SAME_W:
-        raise PowerLimitError(f"power_limit_command ended well, but the limit of GPU {gpu.info.index} is {now_w:g} W, not {watts:g}")
+        raise PowerLimitError(
+            f"power_limit_command ended well, but the limit of GPU {gpu.info.index} is {now_w:g} W, not {watts:g}"
+        )
 
 
 def restore_records(records: Sequence[RestoreRecord], gpus: Sequence[Gpu], folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
 from autotune.contamination import Witness
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -39,6 +40,7 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
+        telemetry: What the nodes measured.
         witnesses: What the agents saw beside it.
     """
 
@@ -50,6 +52,7 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
+    telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
     witnesses: tuple[Witness, ...] = ()
 
     @property

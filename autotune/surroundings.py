@@ -38,8 +38,8 @@ class Surroundings:
             roots: Processes below which everything is the study's own.
         """
         self.refusal: TrialEnd | None = None
-        self._gpus = gpus
-        self._limits = PowerLimits(gpus, pool.power_limit_command or "")
+        self._gpus = [gpu for gpu in gpus if gpu.info.vendor != "host"]
+        self._limits = PowerLimits(self._gpus, pool.power_limit_command or "")
         self._supervised = supervised
         self._roots = roots
         self._host = HostWatch(roots)

@@ -18,6 +18,9 @@ from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
 from autotune.records import TrialResult
 from autotune.steady_state import is_measured
+from autotune.telemetry.clocks import ClockOffset, clock_offset
+from autotune.telemetry.series import NodeTelemetry
+from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
 from launchers.process import TrialEnd
@@ -28,13 +31,15 @@ _END_GRACE_S = 15.0
 
 @dataclass(slots=True)
 class _Merged:
-    """Steps and verdicts of all nodes so far.
+    """Steps, measurements and verdicts of all nodes so far.
 
     Attributes:
         measured_s: Unix time at which the steps told enough; None before.
     """
 
     steps: list[StepRecord] = field(default_factory=list)
+    telemetry: list[NodeTelemetry] = field(default_factory=list)
+    clocks: tuple[ClockOffset, ...] = ()
     verdicts: list[Verdict] = field(default_factory=list)
     witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
@@ -71,6 +76,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         address, port = nodes[0]["address"], 0
         if len(agents) > 1:
             port = ray.get(agents[0].free_port.remote(), timeout=_END_GRACE_S)
+            merged.clocks = tuple(_clock_of(agent) for agent in agents)
         streams = [
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
@@ -89,8 +95,13 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         nodes=nodes,
         log_folder=request.log_folder,
         agent_failed=merged.agent_failed,
+        telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
     )
+
+
+def _clock_of(agent: Any) -> ClockOffset:
+    return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
 
 
 def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
@@ -123,6 +134,8 @@ def _take(stream: Any, running: list[Any], merged: _Merged) -> bool:
     match item:
         case StepRecord():
             merged.steps.append(item)
+        case NodeTelemetry():
+            merged.telemetry.append(item)
         case Witness():
             merged.witnesses.append(item)
         case TrialEnd():

@@ -51,7 +51,7 @@ def examine(
             "Python": lambda: [check_python(sys.version_info[:2])],
             "torch, megatron-core": lambda: _ranks(ranks),
             "Ray": lambda: [check_ray(ask((own, "-c", RAY_PROBE), RAY_LIMIT_S), own)],
-            "power limits": lambda: check_power_limits(*restore_left_behind()),
+            "power limits": lambda: [check_power_limits(*restore_left_behind())],
             "GPUs": lambda: [check_gpus(nvidia_gpus(), amd_gpus(), root=is_root())],
             "state folder": lambda: [read_filesystem(state)],
             "state disk": lambda: [read_disk("state disk", state)],

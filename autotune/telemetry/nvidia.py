@@ -9,13 +9,13 @@ import functools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pynvml
 
 from autotune.telemetry.base import ALL_FIELDS, Fields, Gpu, GpuInfo, GpuProcess, PowerLimitError, TelemetryError
 from autotune.telemetry.counters import EnergyCounter, plausible_power_w
+from autotune.telemetry.mig import MigInstance
 from autotune.telemetry.nvidia_fields import COUNTERS, THERMAL_POLICY, FieldBatch
 from autotune.telemetry.readings import Failure, Fault, Readings
 from autotune.telemetry.reasons import decode
@@ -136,6 +136,7 @@ class NvidiaGpu:
         uuid = _text(get("uuid", pynvml.nvmlDeviceGetUUID, handle) or f"nvidia-{index}")
         low_mw, high_mw = get("min_power_limit_w", pynvml.nvmlDeviceGetPowerManagementLimitConstraints, handle) or (None, None)
         mode = get("mig", pynvml.nvmlDeviceGetMigMode, handle)
+        self.gaps.pop("mig", None)  # a board without MIG lacks nothing
         return GpuInfo(
             uuid=uuid,
             index=index,
@@ -164,8 +165,13 @@ class NvidiaGpu:
                 handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self._handle, number)
             except pynvml.NVMLError:
                 continue  # not every number is in use
-            found.append(MigInstance(self, handle))
+            uuid = _text(self._readings.get("mig", pynvml.nvmlDeviceGetUUID, handle) or f"MIG-{self.info.uuid}/{number}")
+            found.append(MigInstance(self, uuid, functools.partial(self._memory_gib, handle)))
         return found
+
+    def _memory_gib(self, handle: Any) -> float | None:
+        memory = self._readings.get("memory_used_gib", pynvml.nvmlDeviceGetMemoryInfo, handle)
+        return None if memory is None else memory.used / _GIB
 
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
         """One reading: one batched call and two more for the fast fields."""
@@ -202,8 +208,6 @@ class NvidiaGpu:
                 "clocks_locked": reasons.clocks_locked,
                 "reason_bits": mask,
             }
-        if self._energy.resets:
-            self.gaps["energy_j"] = f"the counter started again {self._energy.resets} times"
         return values
 
     def _throttle_s(self, fast: dict[str, float]) -> dict[Throttle, float] | None:
@@ -224,13 +228,12 @@ class NvidiaGpu:
         get, handle = self._readings.get, self._handle
         slow = self._fields.slow()
         utilization = get("utilization", pynvml.nvmlDeviceGetUtilizationRates, handle)
-        memory = get("memory_used_gib", pynvml.nvmlDeviceGetMemoryInfo, handle)
         temperature = functools.partial(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
         return {
             "memory_clock_mhz": get("memory_clock_mhz", pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
             "temperature_c": get("temperature_c", temperature),
             "utilization": None if utilization is None else utilization.gpu / 100.0,
-            "memory_used_gib": None if memory is None else memory.used / _GIB,
+            "memory_used_gib": self._memory_gib(handle),
             "power_limit_w": _watts(get("power_limit_w", pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
             **slow,
         }
@@ -270,58 +273,6 @@ class NvidiaGpu:
             return None
         sizes = ((entry.pid, entry.usedGpuMemory) for entry in found)
         return tuple(GpuProcess(int(pid), None if size is None else size / _GIB) for pid, size in sizes)
-
-
-@dataclass
-class MigInstance:
-    """A MIG instance: its own memory, its board's power, which it shares with the other instances."""
-
-    board: NvidiaGpu
-    handle: Any
-    info: GpuInfo = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Name it."""
-        self._readings = Readings((pynvml.NVMLError,), _translate)
-        self._readings.gaps["power_w"] = "MIG: the board's power, shared with its other instances"
-        uuid = _text(self._readings.get("uuid", pynvml.nvmlDeviceGetUUID, self.handle) or f"MIG-{self.board.info.uuid}")
-        values = {name: getattr(self.board.info, name) for name in GpuInfo.__slots__}
-        self.info = GpuInfo(**values | {"uuid": uuid, "mig": True})
-
-    @property
-    def gaps(self) -> dict[str, str]:
-        """Why fields cannot be read: its own reasons before its board's."""
-        return {**self.board.gaps, **self._readings.gaps}
-
-    @property
-    def lost(self) -> str:
-        """Why its board is gone."""
-        return self.board.lost
-
-    def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
-        """The board's reading with the instance's memory; utilisation of one instance is not told."""
-        sample = self.board.read(fields)
-        own: dict[str, Any] = {"gpu": self.info.uuid}
-        if Fields.SLOW in fields:
-            memory = self._readings.get("memory_used_gib", pynvml.nvmlDeviceGetMemoryInfo, self.handle)
-            own |= {"memory_used_gib": None if memory is None else memory.used / _GIB, "utilization": None}
-        return GpuSample(**{name: getattr(sample, name) for name in GpuSample.__slots__} | own)
-
-    def enforced_power_limit_w(self) -> float:
-        """The board's."""
-        return self.board.enforced_power_limit_w()
-
-    def requested_power_limit_w(self) -> float:
-        """The board's."""
-        return self.board.requested_power_limit_w()
-
-    def set_power_limit_w(self, watts: float) -> None:
-        """Never: the limit belongs to the board."""
-        raise PowerLimitError(f"{self.info.uuid}: a MIG instance has no power limit of its own ({watts:g} W)", "set the board's")
-
-    def processes(self) -> tuple[GpuProcess, ...] | None:
-        """The board's: NVML does not list them by instance without rights."""
-        return self.board.processes()
 
 
 def _watts(milliwatts: float | None) -> float | None:

@@ -40,6 +40,7 @@ _SLOW: dict[str, FieldId] = {
     "nvlink_tx": (138, _ALL_LINKS),
     "nvlink_rx": (139, _ALL_LINKS),
 }
+_SHOWN_AS = {"pcie_tx": "pcie_bytes", "pcie_rx": "pcie_bytes", "nvlink_tx": "nvlink_bytes", "nvlink_rx": "nvlink_bytes"}
 _TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 _KIB = 1024
 
@@ -97,6 +98,7 @@ class FieldBatch:
         return values
 
     def _fail(self, ids: dict[str, FieldId], name: str, failure: Failure) -> None:
-        self._readings.note(name, failure)
+        if name != THERMAL_POLICY:  # newer boards have two better ones in its place
+            self._readings.note(_SHOWN_AS.get(name, name), failure)
         if failure.fault in (Fault.ABSENT, Fault.PERMISSION):
             del ids[name]

@@ -23,14 +23,16 @@ from mlflow.store.artifact.artifact_repository_registry import get_artifact_repo
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import TrackingError
+from autotune.tracking.points import Point
 from autotune.tracking.server import local_database
-from autotune.tracking.upload import PREFIX, Point, RunUpload, clean_key, study_key
+from autotune.tracking.upload import PREFIX, RunUpload, clean_key, study_key
 
 log = logging.getLogger(__name__)
 
 PAGE_RUNS = 1000
 MAX_FILE_BYTES = 256 * 1024
 MAX_LOG_BYTES = 8 * 1024 * 1024
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -197,7 +199,7 @@ class MlflowStore:
                 _placed(folder, name).write_text(text, encoding="utf-8")
             for name, source in files.items():
                 if Path(source).is_file():
-                    _placed(folder, name).write_bytes(_tail(Path(source), limit))
+                    _placed(folder, name).write_bytes(_tail(Path(source), limit if name.startswith("logs/") else MAX_WHOLE_BYTES))
             get_artifact_repository(artifact_uri, tracking_uri=self._uri).log_artifacts(folder)
 
     def _listed(self, artifact_uri: str) -> set[str]:

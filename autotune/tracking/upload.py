@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autotune.records import TrialRecord, short
+from autotune.tracking.charts import chart_points
+from autotune.tracking.points import Point
 from launchers.outcome import Outcome
 
 PREFIX = "autotune."
@@ -24,6 +26,8 @@ MAX_KEY_CHARS = 250
 MAX_POINTS = 200
 MAX_ENTITIES = 900
 """Params, metric points and tags of one call; MLflow's own limit is 1000, a hosted server's may be lower."""
+_STEP_METRICS, _CHARTS = 4, 4
+SAMPLES = "telemetry.parquet"
 MAX_SUMMARY_KEYS = 199
 """Metric keys at one step: hosted servers refuse far larger steps, and nobody reads them as charts."""
 
@@ -51,16 +55,6 @@ fault, a refused one's too: a result, but a filter on FINISHED shows what can ru
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """One metric value. The step has no default: without one MLflow puts every point at step 0."""
-
-    key: str
-    value: float
-    step: int
-    time_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class RunUpload:
     """All of one run.
 
@@ -75,7 +69,7 @@ class RunUpload:
         tags: Text by clean key, own prefix included.
         points: Finite metric values.
         texts: Artifact name to content.
-        files: Artifact name to a local file, of which the end is uploaded.
+        files: Artifact name to a local file; of those below logs/ only the end is uploaded.
     """
 
     study: str
@@ -208,8 +202,9 @@ def trial_upload(record: TrialRecord) -> RunUpload:
         time_ms=end_ms,
     )
     tags = {**_trial_tags(record), **tags}
-    room = (MAX_ENTITIES - len(points) - len(params) - len(tags)) // 4
+    room = (MAX_ENTITIES - len(points) - len(params) - len(tags)) // (_STEP_METRICS + _CHARTS)
     steps, missing = step_points(record, max(2, min(MAX_POINTS, room)))
+    charts = chart_points(record.log_folder / SAMPLES, record.started_s, max(2, room)) if record.log_folder else []
     if missing:
         tags[PREFIX + "metric_missing"] = ",".join([*filter(None, [tags.get(PREFIX + "metric_missing", "")]), *missing])
     return RunUpload(
@@ -221,7 +216,7 @@ def trial_upload(record: TrialRecord) -> RunUpload:
         end_ms=end_ms,
         params=params,
         tags=tags,
-        points=(*points, *steps),
+        points=(*points, *steps, *charts),
         texts=_trial_texts(record, knobs),
         files=_log_files(record),
     )
@@ -267,4 +262,5 @@ def _log_files(record: TrialRecord) -> dict[str, str]:
         return {}
     files = sorted(path for path in record.log_folder.iterdir() if path.is_file() and not path.is_symlink())
     keys = clean_keys(path.name for path in files)
-    return {f"logs/{keys[path.name].replace('/', '_')}": str(path) for path in files}
+    names = {path: f"logs/{keys[path.name].replace('/', '_')}" for path in files}
+    return {SAMPLES if path.name == SAMPLES else name: str(path) for path, name in names.items()}

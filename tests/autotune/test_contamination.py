@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.contamination import Witness, contamination, foreign_cpu, steady_window
+from autotune.contamination import Witness, contamination, foreign_cpu
 from autotune.host_load import TICKS_PER_S as TICKS
 from autotune.host_load import HostLoad, HostWatch, Look, between, busy_ticks, foreign_fraction
 from autotune.records import Phase
+from autotune.telemetry_summary import Window, steady_window
 from launchers.outcome import Outcome
 from launchers.process_tree import Process, read_process
 
@@ -81,13 +82,14 @@ def test_shares_are_weighted_by_their_overlap_with_the_window():
 
 def test_the_steady_window_leaves_start_and_warm_up_out():
     steps = [replace(step, step_s=1.0, time_s=1000.0 + step.iteration) for step in steps_of(1.0, count=20)]
-    assert steady_window(steps, 3) == (1003.0, 1020.0)
+    window = steady_window(steps, 3)
+    assert (window.start_s, window.end_s) == (1003.0, 1020.0)
     assert steady_window((), 3) is None
 
 
 def test_only_the_window_and_only_cpu_pools_are_judged_by_their_cores_and_the_worst_node_counts():
     quiet, hogged = Witness(0, loads(0.9, 0.02, 0.02)), Witness(1, loads(0.0, 0.3, 0.3))
-    window = (1001.0, 1003.0)
+    window = Window(1001.0, 1003.0, 1)
     assert contamination((quiet,), window, on_cpu=True) == ""
     assert contamination((quiet, hogged), window, on_cpu=True) == "others used 30% of the cores, most of it hog (pid 1, user anna)"
     assert contamination((hogged,), window, on_cpu=False) == ""

@@ -10,8 +10,9 @@ import pytest
 from autotune.errors import TrackingError
 from autotune.records import TrialRecord
 from autotune.tracking import RUN_STATUS, tracking_uri_of, ui_command, ui_environment, ui_tunnel
+from autotune.tracking.points import Point
 from autotune.tracking.spool import Spool
-from autotune.tracking.upload import MAX_ENTITIES, Point, RunUpload, clean_key, clean_keys, evenly, finite, trial_upload
+from autotune.tracking.upload import MAX_ENTITIES, RunUpload, clean_key, clean_keys, evenly, finite, trial_upload
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from tests.autotune.tracking_cases import record, step

@@ -5,6 +5,7 @@
  * memory_mib, limit_mw, enforced_mw, default_mw, min_mw, max_mw, set_limit, sensor_period, energy_base_mj, energy_wrap_mj, lost,
  * mig, mig_instances, mig_uuid_<k>, process (a pid), process_mib, init.
  */
+#define SCRIPTED_DEVICES "SCRIPTED_NVIDIA"
 #include "script.h"
 
 enum { SUCCESS = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };

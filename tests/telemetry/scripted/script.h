@@ -4,7 +4,7 @@
  *   value    a number, E<code> for an error of the library, or "text" without blanks
  *   from     first second, until: the second after the last; every: the pair repeats with this period (0 = once)
  *
- * Environment: SCRIPTED_DEVICES is the file. SCRIPTED_CLOCK names a file with the Unix time of second 0; before it exists the
+ * Environment: SCRIPTED_NVIDIA or SCRIPTED_AMD is the file. SCRIPTED_CLOCK names a file with the Unix time of second 0; before it exists the
  * scenario stands at second 0. Without that variable second 0 is the library's start. SCRIPTED_CALLS: every call that changes a
  * device is appended there. SCRIPTED_STATE: folder that keeps what was set, so that other processes see it.
  */
@@ -41,7 +41,7 @@ static void load_script(void) {
     if (loaded) return;
     loaded = 1;
     origin = getenv("SCRIPTED_CLOCK") ? 0.0 : now_unix();
-    FILE *file = fopen(getenv("SCRIPTED_DEVICES") ? getenv("SCRIPTED_DEVICES") : "", "r");
+    FILE *file = fopen(getenv(SCRIPTED_DEVICES) ? getenv(SCRIPTED_DEVICES) : "", "r");
     if (!file) return;
     char gpu[16], value[128];
     Entry entry;
