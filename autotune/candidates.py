@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Literal
 
 import numpy as np
 from optuna.distributions import BaseDistribution, IntDistribution
 
 from autotune.spec import StudySpec
-from launchers.base import Launcher
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -20,17 +18,6 @@ from search_spaces.space import SearchSpace
 def candidate_table(spec: StudySpec, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> CandidateTable:
     """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value."""
     return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
-
-
-def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:
-    """Which rows of the table the launcher can run, bool (rows,), and its refusals by rule."""
-    refused: Counter[str] = Counter()
-    allowed = np.ones(len(table), dtype=bool)
-    for row in range(len(table)):
-        if violations := launcher.refusals(table.workload, table.config(row)):
-            allowed[row] = False
-            refused[violations[0].name] += 1
-    return allowed, refused
 
 
 def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
@@ -49,13 +36,6 @@ def fingerprint(spec: StudySpec, table: CandidateTable) -> dict[str, object]:
         "baseline": normalise(table.workload, spec.baseline).model_dump(mode="json", exclude_defaults=True),
         "launcher": spec.launcher,
     }
-
-
-def nothing_legal(table: CandidateTable, launcher_refused: Counter[str]) -> str:
-    """Why a study without any candidate ends: the rules that refused most."""
-    refused = Counter(table.refused) + launcher_refused
-    worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
-    return f"no legal candidate: {worst}"
 
 
 class Candidates:

@@ -14,8 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.candidates import candidate_table, launchable
+from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.launchable import accepted
 from autotune.spec import StudySpec, pool_title
 from autotune.study import load_launcher
 from launchers.base import Launcher
@@ -184,5 +185,5 @@ def _verdict_text(pool: str, verdict: Verdict) -> Text:
 
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:
     table = candidate_table(spec, pool, megatron)
-    allowed, refused = launchable(table, launcher)
+    allowed, refused = accepted(table, launcher)
     return CheckedPool(pool_title(spec, pool), pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))

@@ -26,6 +26,7 @@ class Witness:
         facts: What is kept with the trial's environment, by name.
         disturbances: What disturbed the trial for certain, each with its owner.
         lost: Why the trial's end says nothing of its configuration, e.g. somebody else's GPU memory; empty where it does.
+        fatal: Why nothing more shall run on this node; empty where trials may.
     """
 
     node_rank: int = 0
@@ -33,6 +34,7 @@ class Witness:
     facts: Mapping[str, str] = field(default_factory=dict)
     disturbances: tuple[str, ...] = ()
     lost: str = ""
+    fatal: str = ""
 
 
 def foreign_cpu(witnesses: Sequence[Witness], window: Window | None) -> tuple[float, str]:

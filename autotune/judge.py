@@ -1,58 +1,11 @@
-"""How a launched trial is measured and judged."""
+"""How a launched trial is judged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from autotune.contamination import contamination, foreign_cpu
-from autotune.metrics import readable, summarise
-from autotune.racing import SAVED, saved_s
 from autotune.records import TrialResult
-from autotune.run_spread import RunSpread
-from autotune.spec_parts import Measurement
-from autotune.steady_state import steady_window
-from autotune.telemetry_summary import summarise_telemetry
-from launchers.base import StepRecord
 from launchers.outcome import Outcome
-from search_spaces.model import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a trial's record says of its measurement; the fields are the record's own."""
-
-    outcome: Outcome
-    detail: str
-    steps: tuple[StepRecord, ...]
-    metrics: Mapping[str, float]
-    environment: Mapping[str, str]
-    contaminated: str
-
-
-def measured(result: TrialResult, workload: Workload, measurement: Measurement, spread: RunSpread) -> Measured:
-    """Measure and judge a launched trial over its steady window."""
-    steps = readable(result.steps)
-    window = steady_window(steps, measurement.warmup_steps)
-    telemetry = summarise_telemetry(result.telemetry, window)
-    metrics = summarise(workload, steps, measurement.warmup_steps, spread) | telemetry.metrics
-    outcome, detail = judge(result, metrics)
-    if any(witness.loads for witness in result.witnesses) and window:
-        metrics["foreign_cpu_fraction"] = foreign_cpu(result.witnesses, window)[0]
-    if result.raced_out:
-        metrics[SAVED] = saved_s([step.step_s for step in steps], measurement.warmup_steps, measurement.steps)
-    disturbed = contamination(result.witnesses, window, on_cpu=workload.device == "cpu")
-    _keep_readings(result)
-    marks = {f"telemetry.{name}": text for name, text in telemetry.marks.items()}
-    return Measured(outcome, detail, steps, metrics, result.environment | marks, disturbed)
-
-
-def _keep_readings(result: TrialResult) -> None:
-    """Write the raw readings beside the trial's logs."""
-    if result.log_folder is not None and any(node.series for node in result.telemetry.nodes):
-        from autotune.telemetry.storage import write_samples  # pyarrow takes a while to import, and few need it
-
-        write_samples(result.telemetry.nodes, result.log_folder)
 
 
 def judge(result: TrialResult, metrics: Mapping[str, float]) -> tuple[Outcome, str]:

@@ -12,10 +12,11 @@ from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
 from autotune.budget import used_up
-from autotune.candidates import Candidates, candidate_table, fingerprint, launchable, nothing_legal
+from autotune.candidates import Candidates, candidate_table, fingerprint
 from autotune.confirm import next_config
-from autotune.judge import measured
+from autotune.launchable import Launchable
 from autotune.ledger import Ledger
+from autotune.measured import measure
 from autotune.proposal import Proposal
 from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
@@ -29,7 +30,7 @@ from launchers.base import Launcher
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.legality import Violation, check
+from search_spaces.legality import Violation
 from search_spaces.normalise import normalise
 
 MAX_REFUSALS_IN_A_ROW = 100
@@ -78,8 +79,8 @@ class PoolStudy:
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
-        allowed, self._launcher_refused = launchable(self.table, launcher)
-        self.candidates = Candidates(self.table, spec.baseline, allowed)
+        self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
+        self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
         self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
         self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
@@ -89,7 +90,7 @@ class PoolStudy:
         self._explored = ""
         self._ledger = self._reload()
         if not self.candidates.left and not self.records:
-            self.end_reason = nothing_legal(self.table, self._launcher_refused)
+            self.end_reason = self._launchable.why_nothing()
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -141,7 +142,7 @@ class PoolStudy:
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                nothing = nothing_legal(self.table, self._launcher_refused)
+                nothing = self._launchable.why_nothing()
                 self._end_exploring(f"all {self._legal} legal candidates were tried" if self.launched else nothing)
                 return None
             trial, config, phase = self._draw()
@@ -178,7 +179,7 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
-        shown = measured(result, self.workload, self._spec.measurement, self.run_spread)
+        shown = measure(self.workload, result, self._spec.measurement, self.run_spread)
         if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         record = replace(
@@ -193,8 +194,8 @@ class PoolStudy:
         return self._tell(proposal.trial, record)
 
     def violations(self, config: TrialConfig) -> list[Violation]:
-        """Megatron's rules and the launcher's that `config` breaks here."""
-        return check(self.workload, config) or self._launcher.refusals(self.workload, config)
+        """Megatron's rules, the launcher's, or the study's guards that `config` breaks here."""
+        return self._launchable.violations(config)
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)

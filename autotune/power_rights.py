@@ -1,18 +1,22 @@
-"""Before a study: whether power limits may be set on its nodes at all. Where not, the knob is dropped by name, with what to ask for."""
+"""Before a study: may power limits be set on its nodes? Where not, the knob is dropped by name, with what to ask for."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import SpecError
 from autotune.power_limits import PowerLimits
-from autotune.probes import read_driver
 from autotune.ray_session import RaySession, pool_labels
 from autotune.spec import StudySpec
 from autotune.telemetry import Gpu, PowerLimitError, TelemetryError, open_gpus
-from search_spaces.gpus import gpu, gpu_aliases, gpu_names
+from autotune.telemetry.node import vendors_of
 from search_spaces.hardware import PoolSpec
 
 POWER_KNOB = "gpu_power_limit_w"
@@ -20,8 +24,8 @@ CLOCK_KNOB = "sm_clock_limit_mhz"
 _PROBE_S = 60.0
 _NO_CLOCKS = f"{CLOCK_KNOB} was dropped: clock limits are not set by autotune, because no driver says what they were before"
 _ASK = (
-    "ask the administrator to let this account set them (on NVIDIA root or `sudo nvidia-smi -pl`, on AMD root or the group that owns "
-    "the power cap), or give the site's own command as `power_limit_command` of the pool, e.g. "
+    "ask the administrator to let this account set them (root, or `sudo nvidia-smi -pl` on NVIDIA), "
+    "or give the site's own command as `power_limit_command` of the pool, e.g. "
     '"sudo nvidia-smi -i {gpu} -pl {watts}"'
 )
 
@@ -135,17 +139,32 @@ def without(spec: StudySpec, notes: Sequence[str]) -> StudySpec:
     return spec.model_copy(update={"search": search, "baseline": baseline})
 
 
-def vendor_of(pool: PoolSpec) -> str:
-    """Who makes a pool's GPUs: by its GPU's type, else by the driver that this node has loaded."""
-    if pool.gpu in (*gpu_names(), *gpu_aliases()):
-        return gpu(pool.gpu).vendor
-    driver = read_driver()
-    return "amd" if driver.amdgpu and driver.nvidia is None else "nvidia"
+def probe_pool(pool: PoolSpec, ids: Sequence[str] | None) -> Rights:
+    """Find out on this node for a pool; its telemetry must be able to reach the GPUs."""
+    vendors = vendors_of(pool)
+    return probe_rights(vendors[0], ids, pool.power_limit_command) if vendors else Rights(problem="no GPU driver is loaded here")
 
 
 def ask_here(gpus: Sequence[str]) -> Probe:
-    """Ask this machine, whose GPUs a private Ray would use."""
-    return lambda pool: [probe_rights(vendor_of(pool), list(gpus[: pool.gpus_per_node]), pool.power_limit_command)]
+    """Ask this machine, whose GPUs a private Ray would use, in a process with the environment of the pool's telemetry."""
+
+    def probe(pool: PoolSpec) -> list[Rights]:
+        ids = list(pool.telemetry.gpus or gpus[: pool.gpus_per_node])
+        program = "import sys; sys.path.insert(0, sys.argv.pop(1)); from autotune.power_rights import main; main()"
+        argv = [sys.executable, "-c", program, str(Path(__file__).resolve().parents[1])]
+        question = json.dumps({"pool": pool.model_dump(mode="json", exclude_defaults=True), "ids": ids})
+        environment = {**os.environ, **pool.telemetry.env}
+        try:
+            done = subprocess.run(
+                argv, input=question, env=environment, capture_output=True, text=True, timeout=_PROBE_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return [Rights(problem=f"the driver did not answer within {_PROBE_S:g} s")]
+        if done.returncode:
+            return [Rights(problem=f"asking the driver failed: {(done.stderr.strip().splitlines() or ['no answer'])[-1]}")]
+        return [Rights(**json.loads(done.stdout.splitlines()[-1]))]
+
+    return probe
 
 
 def ask_cluster(spec: StudySpec, address: str) -> Probe:
@@ -158,13 +177,12 @@ def ask_cluster(spec: StudySpec, address: str) -> Probe:
 
             from autotune.placement import matching_nodes
 
-            task = ray.remote(probe_rights)
-            asked = [
-                task.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-                    vendor_of(pool), None, pool.power_limit_command
-                )
-                for node in matching_nodes(pool, pool_labels(pool))
+            ids = list(pool.telemetry.gpus) or None
+            task = ray.remote(probe_pool).options(num_cpus=0, runtime_env={"env_vars": pool.telemetry.env})
+            places = [
+                NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in matching_nodes(pool, pool_labels(pool))
             ]
+            asked = [task.options(scheduling_strategy=place).remote(pool, ids) for place in places]
             try:
                 found: list[Rights] = ray.get(asked, timeout=_PROBE_S)
             except ray.exceptions.RayError as error:
@@ -172,3 +190,10 @@ def ask_cluster(spec: StudySpec, address: str) -> Probe:
             return found
 
     return probe
+
+
+def main() -> None:
+    """Answer one question on standard input, in a process that the driver's library may crash."""
+    question = json.load(sys.stdin)
+    rights = probe_pool(PoolSpec.model_validate(question["pool"]), question["ids"])
+    sys.stdout.write(json.dumps(asdict(rights)) + "\n")

@@ -16,6 +16,7 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from autotune.errors import InfrastructureError
+from autotune.guards import boards_guards
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
@@ -98,6 +99,8 @@ class StudySearcher(Searcher):
         if shown.outcome is Outcome.LOST and not self._stopped_by_user.is_set():
             self._repair(flight, shown.agent_failed)
         self._slots.release(flight.slot)
+        if fatal := [witness.fatal for witness in shown.witnesses if witness.fatal]:
+            flight.study.end_reason = f"infrastructure: {fatal[0]}"
         flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._reorder(flight.study)
 
@@ -126,25 +129,25 @@ class StudySearcher(Searcher):
         return {"agents": slot.agents, "request": self._request(study, proposal, slot.trial, folder)}
 
     def _request(self, study: PoolStudy, proposal: Proposal, trial: str, folder: Path) -> SlotRequest:
-        measurement = self._spec.measurement
+        measurement = self._spec.measurement_of(proposal.phase is Phase.CONFIRM)
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
-        steps = self._spec.confirm_steps if proposal.phase is Phase.CONFIRM else measurement.steps
-        longer = max(1.0, steps / measurement.steps)
+        longer = max(1.0, measurement.steps / self._spec.measurement.steps)
         return SlotRequest(
             trial=trial,
             program=self._launcher.program,
-            job=self._launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
+            job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
                 trial_s=measurement.trial_timeout_s * longer,
             ),
             log_folder=folder,
-            warmup_steps=measurement.warmup_steps,
-            interval=measurement.interval if proposal.phase is not Phase.CONFIRM else 0.0,
+            measurement=measurement,
+            gpu_power_limit_w=proposal.config.gpu_power_limit_w,
             beaten_s=proposal.beaten_s,
             spread=study.run_spread,
+            guards=boards_guards(self._spec, study.pool, study.refit.machines.gpu) if study.refit.machines else (),
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     FiniteFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -65,6 +66,7 @@ class StudySpec(Part):
         search: Knob -> choices.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
         limits: Bounds on metrics of the answer; they may be crossed while exploring.
+        gpu_power_guard_w: Watts that no GPU may draw over a second, in any launch; see `autotune.guards`.
         confirm: How the winner is chosen among the best.
         budget: When the study ends.
         measurement: How long a trial runs.
@@ -87,6 +89,7 @@ class StudySpec(Part):
     search: dict[str, Any] | Literal["auto"]
     objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     limits: dict[str, Bound] = Field(default_factory=dict)
+    gpu_power_guard_w: PositiveFloat | None = None
     confirm: Confirmation = Confirmation()
     budget: Budget = Budget()
     measurement: Measurement = Measurement()
@@ -124,6 +127,12 @@ class StudySpec(Part):
     def confirm_steps(self) -> int:
         """Optimiser steps of a confirming trial."""
         return self.confirm.steps or 2 * self.measurement.steps
+
+    def measurement_of(self, confirming: bool) -> Measurement:
+        """How a trial is measured; a confirming one runs all of its steps."""
+        if not confirming:
+            return self.measurement
+        return self.measurement.model_copy(update={"steps": self.confirm_steps, "interval": 0.0})
 
     def _check_choices(self, pool: PoolSpec, name: str, wanted: Any) -> None:
         """One knob's choices by themselves, so that the message can name it."""

@@ -46,9 +46,9 @@ class Measurement(Part):
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
-        when_busy: What happens where somebody else computes on a trial's GPUs, or holds memory of them, before its launch: `wait`
-            until they are free, `skip` the trial (LOST, tried again later; three in a row end the pool's study), or `fail`: end
-            the pool's study. Each names the owner.
+        when_busy: What happens where somebody else computes on a trial's GPUs, or holds their memory, before its launch: `wait`
+            until they are free; `skip` the trial (LOST, tried again later; three in a row end the pool's study); `fail`: end the
+            pool's study. The owner is named.
         busy_timeout_s: Longest wait; then the trial is skipped.
     """
 
@@ -117,9 +117,11 @@ class PowerDomain(Part):
         nodes: How many nodes of a pool it carries at most, or the names of pools and of other domains that are in it.
         limit_w: Watts that it may give at most.
         window_s: Seconds over which these watts are a mean.
+        bound: What a launch is held to: the power limits `enforced` on its GPUs, or the upper end of what is `predicted`.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     nodes: PositiveInt | Annotated[tuple[str, ...], Field(min_length=1)]
     limit_w: PositiveFloat
     window_s: PositiveFloat = 1.0
+    bound: Literal["enforced", "predicted"] = "enforced"

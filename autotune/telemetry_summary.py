@@ -16,6 +16,8 @@ from autotune.steady_state import Window
 from autotune.telemetry.clocks import ClockOffset, on_clock_of
 from autotune.telemetry.sensors import distinct
 from autotune.telemetry.series import REASONS, NodeTelemetry, Series
+from autotune.throttle_metrics import Throttling
+from launchers.gpu_sample import Throttle
 
 _FEW_UPDATES = 20
 _MAX_MARK_CHARS = 240
@@ -215,8 +217,7 @@ def _throttling(charged: Sequence[Series], window: Window) -> Summary:
         if charged:
             marks["throttle.source"] = f"{len(seen)} of {len(charged)} GPUs tell throttling: events are unknown"
         return Summary({}, marks)
-    sources = {source for throttling in seen for source in throttling.sources.values()}
-    marks["throttle.source"] = " and ".join(sorted(sources))
+    marks["throttle.source"] = _sources_of(seen)
     metrics: dict[str, float] = {}
     for reason in (reason for reason in REASONS if any(reason in throttling.seconds for throttling in seen)):
         metrics[f"throttle_s_{reason}"] = max(throttling.seconds.get(reason, 0.0) for throttling in seen)
@@ -230,6 +231,18 @@ def _throttling(charged: Sequence[Series], window: Window) -> Summary:
         worst = max(found, key=lambda pair: pair[1].fault_s if pair[1] else 0.0)[0].info
         marks["throttle.worst_gpu"] = f"{worst.index} {worst.uuid}"
     return Summary(metrics, marks)
+
+
+def _sources_of(seen: Sequence[Throttling]) -> str:
+    """Counters, sampled bits, or which reasons are from bits where most are from counters."""
+    by_source: dict[str, set[Throttle]] = {}
+    for throttling in seen:
+        for reason, source in throttling.sources.items():
+            by_source.setdefault(source, set()).add(reason)
+    if len(by_source) == 1:
+        return next(iter(by_source))
+    sampled = ", ".join(sorted(by_source[throttle_metrics.SAMPLED_BITS]))
+    return f"{throttle_metrics.COUNTERS}; {throttle_metrics.SAMPLED_BITS} for {sampled}"
 
 
 def _heat_and_clocks(charged: Sequence[Series], window: Window) -> Summary:

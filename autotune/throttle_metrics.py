@@ -66,9 +66,13 @@ def _from_counter(series: Series, reason: Throttle) -> tuple[Array, Array, str] 
 
 
 def _from_bits(series: Series, reason: Throttle) -> tuple[Array, Array, str] | None:
-    """A bit holds from the reading that shows it to the next."""
+    """A bit holds from the reading that shows it to the next.
+
+    Where reasons were worked out from counters, without bits of the device, a reason that has no counter cannot be seen.
+    """
     times, masks = series.column("throttling")
-    if len(times) < 2:  # noqa: PLR2004
+    has_counters = any(f"throttle_s.{other}" in series.columns for other in REASONS)
+    if len(times) < 2 or (has_counters and "reason_bits" not in series.columns):  # noqa: PLR2004
         return None
     active = has_reason(masks, reason) & ~_idle(series, times)
     steps = np.diff(times)

@@ -55,12 +55,13 @@ class _Merged:
 
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
+        wanted = request.measurement
         seconds = [step.step_s for step in readable(self.steps)]
         if self.enough_s is not None:
             return
-        if request.interval and is_measured(seconds, request.warmup_steps, request.interval):
+        if wanted.interval and is_measured(seconds, wanted.warmup_steps, wanted.interval):
             self.enough_s, self.why_enough = time.time(), f"measured well enough after {len(seconds)} steps"
-        elif request.beaten_s is not None and is_beaten(seconds, request.warmup_steps, request.beaten_s, request.spread):
+        elif request.beaten_s is not None and is_beaten(seconds, wanted.warmup_steps, request.beaten_s, request.spread):
             self.enough_s, self.why_enough = time.time(), f"beaten beyond doubt after {len(seconds)} steps"
             self.raced_out = True
 

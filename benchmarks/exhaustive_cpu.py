@@ -21,7 +21,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from autotune.candidates import candidate_table, launchable
+from autotune.candidates import candidate_table
+from autotune.launchable import accepted
 from autotune.records import short
 from autotune.spec import StudySpec, load_study
 from autotune.steady_state import median_interval, steady
@@ -37,7 +38,7 @@ STUDY = Path(__file__).with_suffix(".yaml")
 def configurations(spec: StudySpec) -> list[TrialConfig]:
     """Everything legal that the launcher runs."""
     table = candidate_table(spec, spec.pools[0])
-    allowed, _ = launchable(table, MegatronCoreLauncher())
+    allowed, _ = accepted(table, MegatronCoreLauncher())
     return [table.config(row) for row in range(len(table)) if allowed[row]]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
@@ -147,9 +147,10 @@ def run_measured(
     limits: Limits,
     node_rank: int,
     stop: Callable[[], bool] = lambda: False,
+    hang_signal: Callable[[float], str] = lambda _silent_s: "",
     guards: Sequence[BoardsGuard] = (),
-) -> Iterator[StepRecord | NodeTelemetry | TrialEnd]:
-    """Run one node's share of a trial with the node's GPUs read beside it.
+) -> Generator[StepRecord | NodeTelemetry | TrialEnd, None, None]:
+    """Run one node's share of a trial with the node's GPUs read beside it; `hang_signal` as in `run_trial`.
 
     Yields its steps as they come, then what was measured, then its end. A trial that loses a GPU is ended; the node is to blame.
     One that crosses a guard is ended, too; its configuration is.
@@ -162,13 +163,14 @@ def run_measured(
         return bool(crossed) or stop() or bool(recording.lost)
 
     with devices.recording() as recording:
-        for item in run_trial(supervised, launch, limits, stop=ends):
+        for item in run_trial(supervised, launch, limits, stop=ends, hang_signal=hang_signal):
             if not isinstance(item, TrialEnd):
                 yield item
                 continue
             yield recording.end(node_rank)
             if lost := recording.lost:
-                item = replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
+                yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
             elif crossed:
-                item = replace(item, verdict=Verdict(Outcome.OVER_GUARD, crossed, time_s=item.ended_s))
-            yield item
+                yield replace(item, verdict=Verdict(Outcome.OVER_GUARD, crossed, time_s=item.ended_s))
+            else:
+                yield item
