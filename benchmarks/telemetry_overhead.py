@@ -2,10 +2,10 @@
 
     python benchmarks/telemetry_overhead.py [--seconds 60] [--pairs 40] [--steps 24] [--ranks 2] [--output telemetry_overhead.json]
 
-Eight scripted H100s are read by the real binding; a real driver's own time per call comes on top. CPU time is that of the sampler's
-threads, writing and the columns at the end included. Step times come from one trial of the Megatron program on CPU: the sampler is
-switched on and off in turn, every `--steps` steps, in an order that alternates from pair to pair; the first two steps after a switch
-do not count. A pair's difference is that of the medians of its two blocks; the interval is that of the median difference.
+Eight scripted H100s are read by the real binding; a real driver's own time per call comes on top. CPU time is that of the
+sampler's threads, writing and the columns at the end included. Step times come from one trial of the Megatron program on CPU: the
+sampler is switched on and off in turn, every `--steps` steps, in an order that alternates from pair to pair; the first two steps
+after a switch do not count. A pair's difference is that of the medians of its two blocks, the interval that of its median.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -66,6 +67,12 @@ def trial_steps(ranks: int, folder: Path, wanted: int) -> Iterator[StepRecord]:
                 yield item
     finally:
         supervised.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def paired_differences(pairs: int, block: int, ranks: int, folder: Path) -> list[float]:

@@ -8,7 +8,8 @@ from typing import Any
 from autotune.telemetry.readings import Failure, Fault, Readings
 from launchers.gpu_sample import Throttle
 
-FieldId = int | tuple[int, int]
+FieldId = tuple[int, int]
+"""Number and scope; the binding takes a number alone, too, but by way of an exception each time."""
 Query = Callable[[Sequence[FieldId]], Any]
 
 # nvml.h, "Field Identifiers". Power in mW, energy in mJ, counters of throttling in ns.
@@ -34,9 +35,9 @@ _COUNTER_IDS = {
 }
 _ALL_LINKS = 2**32 - 1
 _SLOW: dict[str, FieldId] = {
-    "memory_temperature_c": 82,
-    "pcie_tx": 197,
-    "pcie_rx": 198,
+    "memory_temperature_c": (82, 0),
+    "pcie_tx": (197, 0),
+    "pcie_rx": (198, 0),
     "nvlink_tx": (138, _ALL_LINKS),
     "nvlink_rx": (139, _ALL_LINKS),
 }
@@ -58,7 +59,7 @@ class FieldBatch:
         self._query = query
         self._readings = readings
         self._failure_of = failure_of
-        self._fast_ids: dict[str, FieldId] = {**_POWER, **_ENERGY, **_COUNTER_IDS}
+        self._fast_ids: dict[str, FieldId] = {name: (number, 0) for name, number in {**_POWER, **_ENERGY, **_COUNTER_IDS}.items()}
         self._slow_ids: dict[str, FieldId] = dict(_SLOW)
 
     @property

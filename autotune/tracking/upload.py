@@ -202,9 +202,11 @@ def trial_upload(record: TrialRecord) -> RunUpload:
         time_ms=end_ms,
     )
     tags = {**_trial_tags(record), **tags}
-    room = (MAX_ENTITIES - len(points) - len(params) - len(tags)) // (_STEP_METRICS + _CHARTS)
-    steps, missing = step_points(record, max(2, min(MAX_POINTS, room)))
-    charts = chart_points(record.log_folder / SAMPLES, record.started_s, max(2, room)) if record.log_folder else []
+    samples = record.log_folder / SAMPLES if record.log_folder else None
+    series = _STEP_METRICS + (_CHARTS if samples and samples.is_file() else 0)
+    limit = max(2, min(MAX_POINTS, (MAX_ENTITIES - len(points) - len(params) - len(tags)) // series))
+    steps, missing = step_points(record, limit)
+    charts = chart_points(samples, record.started_s, limit) if samples else []
     if missing:
         tags[PREFIX + "metric_missing"] = ",".join([*filter(None, [tags.get(PREFIX + "metric_missing", "")]), *missing])
     return RunUpload(

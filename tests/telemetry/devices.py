@@ -45,6 +45,7 @@ MI300X = {
     "name": "AMD_Instinct_MI300X",
     "power_w": 600,
     "cap_uw": 750_000_000,
+    "max_cap_uw": 750_000_000,
     "clock": 2100,
     "max_clock": 2100,
     "memory_clock": 1300,
@@ -54,7 +55,15 @@ MI300X = {
     "vram_mib": 2048,
     "violations": 0,
 }
-MI250 = {**MI300X, "name": "AMD_Instinct_MI250X", "cap_uw": 560_000_000, "current_w": 65535, "average_w": 480, "power_w": 480}
+MI250 = {
+    **MI300X,
+    "name": "AMD_Instinct_MI250X",
+    "cap_uw": 560_000_000,
+    "max_cap_uw": 560_000_000,
+    "current_w": 65535,
+    "average_w": 480,
+    "power_w": 480,
+}
 del MI250["violations"]
 
 
