@@ -38,9 +38,9 @@ class Measurement(Part):
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
-        when_busy: What happens where somebody else computes on a trial's GPUs, or holds their memory, before its launch: `wait` until
-            they are free; `skip` the trial (LOST, tried again later; three in a row end the pool's study); `fail`: end the pool's
-            study. The owner is named.
+        when_busy: What happens where somebody else computes on a trial's GPUs, or holds their memory, before its launch: `wait`
+            until they are free; `skip` the trial (LOST, tried again later; three in a row end the pool's study); `fail`: end the
+            pool's study. The owner is named.
         busy_timeout_s: Longest wait; then the trial is skipped.
     """
 

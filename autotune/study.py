@@ -11,7 +11,7 @@ from typing import Protocol
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
-from autotune.power_rights import ask_cluster, ask_here, check_rights, without
+from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, keep_notes
@@ -60,7 +60,7 @@ def open_studies(
 ) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
     launcher = load_launcher(spec.launcher)
-    notes = check_rights(spec, lambda pool: (ask_cluster(spec, address) if address else ask_here(_gpus(spec)))(pool))
+    notes = check_rights(spec, _prober(spec, address))
     storage = open_storage(spec.storage, folder.path)
     studies = []
     for pool in spec.pools:
@@ -68,6 +68,10 @@ def open_studies(
         studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record))
         keep_notes(storage, studies[-1].name, dropped)
     return studies
+
+
+def _prober(spec: StudySpec, address: str | None) -> Probe:
+    return ask_cluster(spec, address) if address else lambda pool: ask_here(_gpus(spec))(pool)  # noqa: PLW0108  asks nvidia-smi
 
 
 def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = None) -> None:
