@@ -1,4 +1,4 @@
-"""What a launched trial showed: metrics of its steps and its GPUs in one window, who disturbed it, raw readings as a file."""
+"""What a launched trial showed: metrics of its steps and of its GPUs in one window, who disturbed it, its readings as a file."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ CLOCK_KNOB = "sm_clock_limit_mhz"
 _PROBE_S = 60.0
 _NO_CLOCKS = f"{CLOCK_KNOB} was dropped: clock limits are not set by autotune, because no driver says what they were before"
 _ASK = (
-    "ask the administrator to let this account set them (root, or `sudo nvidia-smi -pl` on NVIDIA), "
+    "ask the administrator to let this account set them (on NVIDIA root or `sudo nvidia-smi -pl`, on AMD root), "
     "or give the site's own command as `power_limit_command` of the pool, e.g. "
     '"sudo nvidia-smi -i {gpu} -pl {watts}"'
 )

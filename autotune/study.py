@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
-from autotune.power_rights import Probe, Rights, ask_cluster, ask_here, check_rights, without
+from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
@@ -22,7 +22,6 @@ from autotune.stop_signals import StopSignals
 from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
-from search_spaces.hardware import PoolSpec
 
 _TRACKER_CLOSE_S = 60.0
 
@@ -75,7 +74,7 @@ def open_studies(
 ) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
     launcher = load_launcher(spec.launcher)
-    notes = check_rights(spec, _probe(spec, address))
+    notes = check_rights(spec, _prober(spec, address))
     storage = open_storage(spec.storage, folder.path)
     studies = []
     for pool in spec.pools:
@@ -85,13 +84,8 @@ def open_studies(
     return studies
 
 
-def _probe(spec: StudySpec, address: str | None) -> Probe:
-    """Asks a pool's nodes for their rights, on the cluster or here; nothing is asked before it is called."""
-
-    def ask(pool: PoolSpec) -> Sequence[Rights]:
-        return (ask_cluster(spec, address) if address else ask_here(_gpus(spec)))(pool)
-
-    return ask
+def _prober(spec: StudySpec, address: str | None) -> Probe:
+    return ask_cluster(spec, address) if address else lambda pool: ask_here(_gpus(spec))(pool)  # noqa: PLW0108  asks nvidia-smi
 
 
 def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = None) -> None:

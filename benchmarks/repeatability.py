@@ -2,11 +2,11 @@
 
     python benchmarks/repeatability.py [--runs 10] [--ranks 2] [--steps 60] [--interval 0.01] [--output repeatability.json]
 
-Runs one configuration of the quickstart model again and again on this machine's CPU, each run until it is measured well enough, then
-twice more: beside one process that computes on every core, and beside none. A run's interval says where 95 % of other runs' medians
-are; counted are the ordered pairs of runs (i, j) whose interval i holds median j. The spread from run to run comes from the runs
-themselves, as from the repeats of a study, and beside it the default alone is shown. Promised on a quiet machine, which the load and
-the foreign share of the cores tell: 90 % of pairs, a half-width of at most 3 %, no run flagged but the one beside the hog.
+Runs one configuration of the quickstart model again and again on this machine's CPU, each run until it is measured well enough,
+then twice more: beside one process that computes on every core, and beside none. A run's interval says where 95 % of other runs'
+medians are; counted are the ordered pairs of runs (i, j) whose interval i holds median j. The spread from run to run comes from the
+runs themselves, as from the repeats of a study, and beside it the default alone is shown. Promised on a quiet machine, which the
+load and the foreign share of the cores tell: 90 % of pairs, a half-width of at most 3 %, no run flagged but the one beside the hog.
 """
 
 from __future__ import annotations

@@ -98,8 +98,8 @@ def run_trial(
 
     Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too, and so does `stop`
     answering True, within a quarter of a second. A node that does not hold the reporting rank sees no steps, so only `trial_s` and
-    failures of its own ranks end its part. `on_event` sees every event of the trial, also those that are not steps. `hang_signal` is
-    told the seconds since the last step; where it says why the trial hangs, the trial is HUNG before its limit.
+    failures of its own ranks end its part. `on_event` sees every event of the trial, also those that are not steps. `hang_signal`
+    is told the seconds since the last step; where it says why the trial hangs, the trial is HUNG before its limit.
     """
     watch = _Watch(supervised, request, limits, stop, on_event, hang_signal)
     try:
