@@ -32,6 +32,7 @@ from search_spaces.normalise import normalise
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
+_MOST_FOR_CONFIRMING = 1 / 3
 # GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
 _CONSTRAINT = "infeasible"
 
@@ -68,6 +69,7 @@ class PoolStudy:
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
         self.deadline_s: float | None = None
+        self._opened_s = time.time()
         self._spec = spec
         self._launcher = launcher
         self._on_record = on_record
@@ -141,10 +143,14 @@ class PoolStudy:
     def _enough(self) -> str:
         """Why nothing new is tried any more; empty while it is."""
         self.end_reason = self._ledger.cannot_be_shown()
-        if self.deadline_s is not None and time.time() + self._ledger.confirming_s() > self.deadline_s:
+        if self.deadline_s is not None and time.time() > self.deadline_s - self._for_confirming_s(self.deadline_s):
             return "budget: wall time, less what confirming takes"
         so_far = self._ledger.spent
         return self.end_reason or used_up(self._spec.budget, replace(so_far, trials=so_far.trials + len(self._running)))
+
+    def _for_confirming_s(self, deadline_s: float) -> float:
+        """Seconds to keep for confirming: what it will take, but never most of the study."""
+        return min(self._ledger.confirming_s(), _MOST_FOR_CONFIRMING * (deadline_s - self._opened_s))
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""
