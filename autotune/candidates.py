@@ -41,6 +41,23 @@ def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
     }
 
 
+def fingerprint(spec: StudySpec, table: CandidateTable) -> dict[str, object]:
+    """What must not change while a study's trials are kept."""
+    return {
+        "workload": table.workload.model_dump(mode="json"),
+        "choices": plain_choices(table),
+        "baseline": normalise(table.workload, spec.baseline).model_dump(mode="json", exclude_defaults=True),
+        "launcher": spec.launcher,
+    }
+
+
+def nothing_legal(table: CandidateTable, launcher_refused: Counter[str]) -> str:
+    """Why a study without any candidate ends: the rules that refused most."""
+    refused = Counter(table.refused) + launcher_refused
+    worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
+    return f"no legal candidate: {worst}"
+
+
 class Candidates:
     """The candidate table and what of it has been proposed already, refused points included.
 

@@ -148,7 +148,7 @@ def tune(
     elif detach:
         from autotune.study import prepare_study
 
-        prepare_study(spec, folder)
+        prepare_study(spec, folder, address)
         pid, log = folder.detach(address)
         console.print(f"running as process {pid}, log in {log}; [bold]autotune status {spec.name}[/bold] shows it")
     else:

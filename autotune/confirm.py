@@ -182,10 +182,11 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     explored: dict[TrialConfig, TrialRecord] = {}
     runs: dict[TrialConfig, list[TrialRecord]] = {}
     for record in records:
-        if record.phase is Phase.CONFIRM and record.outcome is not Outcome.LOST:
-            runs.setdefault(record.config, []).append(record)
-        elif record.phase is not Phase.CONFIRM and record.outcome is Outcome.COMPLETED:
-            explored.setdefault(record.config, record)
+        if record.phase is Phase.CONFIRM:
+            if record.outcome is not Outcome.LOST:
+                runs.setdefault(record.config, []).append(record)
+        elif record.outcome is Outcome.COMPLETED and (record.config not in explored or explored[record.config].contaminated):
+            explored[record.config] = record
     ranked = sorted(explored.values(), key=lambda record: -objective.score(record.metrics))
     return [Contender(record, tuple(runs.get(record.config, ()))) for record in ranked]
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from autotune.contamination import Witness
+from autotune.host_load import HostWatch
 from autotune.session_guard import SESSION_VARIABLE
-from launchers.base import Rendezvous, StepRecord
+from launchers.base import Rendezvous, StepRecord, free_port
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
 _ALL = "*"
@@ -52,6 +55,8 @@ class SlotRequest:
         job: What the program reads.
         limits: Time limits.
         log_folder: Folder for the ranks' logs on each node.
+        warmup_steps: First steps that are never measured.
+        interval: Half-width of the median step time's interval, over the median, at which the trial may end; 0 = never early.
     """
 
     trial: str
@@ -59,6 +64,8 @@ class SlotRequest:
     job: dict[str, Any]
     limits: Limits
     log_folder: Path
+    warmup_steps: int = 0
+    interval: float = 0.0
 
 
 class NodeAgent:
@@ -72,6 +79,7 @@ class NodeAgent:
         self._gpus = self._assigned_gpus()
         self._stopped = ""
         self._running = threading.Lock()
+        self._private = SESSION_VARIABLE in os.environ
         # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=self._raylet_pid)
@@ -107,13 +115,16 @@ class NodeAgent:
 
     def free_port(self) -> int:
         """A port on this node that nothing listens on now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
-    def run(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> Iterator[StepRecord | TrialEnd]:
-        """Run this node's share of a trial: yields steps as they come, the end last. Always returns within the limits."""
+    def run(
+        self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
+    ) -> Iterator[StepRecord | Witness | TrialEnd]:
+        """Run this node's share of a trial. Always returns within the limits.
+
+        Yields:
+            Steps as they come, what was seen beside them, and the end last.
+        """
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
         launch = LaunchRequest(
@@ -132,7 +143,25 @@ class NodeAgent:
         )
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
         with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            yield from run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
+            with HostWatch(self._own_roots) as watch:
+                end = yield from self._steps(launch, request)
+            yield Witness(node_rank, tuple(watch.loads))
+            yield end
+
+    def _steps(self, launch: LaunchRequest, request: SlotRequest) -> Generator[StepRecord, None, TrialEnd]:
+        items = run_trial(self._supervised, launch, request.limits, stop=lambda: self._stopped in (request.trial, _ALL))
+        with closing(items):
+            for item in items:
+                if isinstance(item, TrialEnd):
+                    return item
+                yield item
+        raise AssertionError("a trial ended without its end")
+
+    def _own_roots(self) -> set[int]:
+        """What the study itself runs on this node hangs below these processes; on a private Ray the driver is one."""
+        raylet = read_process(self._raylet_pid) if self._private else None
+        roots = {os.getpid(), self._raylet_pid, self._supervised.guardian_pid, raylet.parent if raylet else None}
+        return {root for root in roots if root is not None and root > 1}
 
     def stop(self, trial: str) -> None:
         """End that trial, also one whose `run` is still to come, and wait for its end; its `run` reports STOPPED.

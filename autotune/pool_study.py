@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
 from autotune.budget import used_up
-from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
+from autotune.candidates import Candidates, candidate_table, fingerprint, launchable, nothing_legal
 from autotune.confirm import next_config
-from autotune.judge import judge
+from autotune.judge import measured
 from autotune.ledger import Ledger
-from autotune.metrics import readable, summarise
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
-from autotune.results import END_REASON, PoolResults, results_of, study_name
+from autotune.refit import Refit
+from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
@@ -45,6 +45,7 @@ class PoolStudy:
         pool: The pool.
         workload: What is trained there.
         table: Megatron's legal candidates.
+        refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
         deadline_s: Unix time at which the study ends; exploring ends earlier, so that the best can be confirmed. None = no limit.
     """
@@ -56,8 +57,9 @@ class PoolStudy:
         launcher: Launcher,
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
+        calibrations: Path | None = None,
     ) -> None:
-        """Open or reopen the study in `storage`.
+        """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -66,6 +68,7 @@ class PoolStudy:
         self.pool = pool
         self.workload = spec.workload(pool)
         self.table = candidate_table(spec, pool)
+        self.refit = Refit.of(self.name, spec, pool, self.table, calibrations)
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
         self.deadline_s: float | None = None
@@ -77,14 +80,14 @@ class PoolStudy:
         self.candidates = Candidates(self.table, spec.baseline, allowed)
         self._legal = self.candidates.left
         self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
-        self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
+        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []
         self._explored = ""
         self._ledger = self._reload()
         if not self.candidates.left and not self.records:
-            self.end_reason = self._nothing_legal()
+            self.end_reason = nothing_legal(self.table, self._launcher_refused)
 
     @property
     def records(self) -> list[TrialRecord]:
@@ -106,7 +109,8 @@ class PoolStudy:
         return results_of(self._optuna, self._spec, self.pool)
 
     def close(self) -> None:
-        """Keep the reason of the end beside the trials."""
+        """Keep the reason of the end beside the trials, and what they say of the machines."""
+        self.refit.update()
         self._optuna.set_user_attr(END_REASON, self.end_reason)
 
     def propose(self) -> Proposal | None:
@@ -130,8 +134,8 @@ class PoolStudy:
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                tried = f"all {self._legal} legal candidates were tried"
-                self._end_exploring(tried if self.launched else self._nothing_legal())
+                nothing = nothing_legal(self.table, self._launcher_refused)
+                self._end_exploring(f"all {self._legal} legal candidates were tried" if self.launched else nothing)
                 return None
             trial, config, phase = self._draw()
             violations = self.violations(config)
@@ -167,16 +171,15 @@ class PoolStudy:
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
         self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
-        steps = readable(result.steps)
-        metrics = summarise(self.workload, steps, self._spec.measurement.warmup_steps)
-        outcome, detail = judge(result, metrics)
-        if stopped_by_user and outcome is not Outcome.COMPLETED:
-            outcome, detail = Outcome.LOST, STOPPED_BY_USER
+        shown = measured(result, self.workload, self._spec.measurement, run_spread_of(self.records))
+        if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
+            shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         record = replace(
-            proposal.ended(self.name, outcome, detail),
-            steps=steps,
-            metrics=metrics,
-            environment=result.environment,
+            proposal.ended(self.name, shown.outcome, shown.detail),
+            steps=shown.steps,
+            metrics={**shown.metrics, **proposal.predicted},
+            environment=shown.environment,
+            contaminated=shown.contaminated,
             log_folder=result.log_folder,
         )
         self._count(record, stopped_by_user)
@@ -188,7 +191,7 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        self._running.append(Proposal(trial, config, phase, time.time()))
+        self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config)))
         return self._running[-1]
 
     def _end_exploring(self, reason: str) -> None:
@@ -224,7 +227,7 @@ class PoolStudy:
     def _count(self, record: TrialRecord, stopped_by_user: bool) -> None:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
-            self._attempts.showed_result()
+            self._attempts.showed_result(record)
             return
         if stopped_by_user:
             if record.phase is not Phase.CONFIRM:
@@ -241,6 +244,7 @@ class PoolStudy:
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
         self._conclude(trial, record, self._ledger)
         self._ledger.add(record)
+        self.refit.learn(record)
         self._on_record(self, record)
         return record
 
@@ -266,6 +270,7 @@ class PoolStudy:
             elif not frozen.state.is_finished():
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
             if record is not None:
+                self.refit.learn(record)
                 self._take_over(record)
         return ledger
 
@@ -279,16 +284,3 @@ class PoolStudy:
         self.candidates.mark_seen(record.config)
         if record.phase is Phase.BASELINE:
             self._baseline_due = False
-
-    def _fingerprint(self) -> dict[str, object]:
-        return {
-            "workload": self.workload.model_dump(mode="json"),
-            "choices": plain_choices(self.table),
-            "baseline": self._baseline.model_dump(mode="json", exclude_defaults=True),
-            "launcher": self._spec.launcher,
-        }
-
-    def _nothing_legal(self) -> str:
-        refused = Counter(self.table.refused) + self._launcher_refused
-        worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
-        return f"no legal candidate: {worst}"

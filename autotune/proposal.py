@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import optuna
 
@@ -22,12 +23,14 @@ class Proposal:
         config: What to run.
         phase: Why.
         proposed_s: Unix time.
+        predicted: What is predicted of it, as metrics.
     """
 
     trial: optuna.Trial
     config: TrialConfig
     phase: Phase
     proposed_s: float
+    predicted: Mapping[str, float] = field(default_factory=dict)
 
     def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
         """The record of its end, now."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
+from autotune.contamination import Witness
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -38,6 +39,7 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
+        witnesses: What the agents saw beside it.
     """
 
     outcome: Outcome
@@ -48,11 +50,13 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
+    witnesses: tuple[Witness, ...] = ()
 
     @property
     def environment(self) -> dict[str, str]:
         """Where it ran: one entry per node and field."""
-        return {f"node{rank}.{name}": str(value) for rank, node in enumerate(self.nodes) for name, value in node.items()}
+        nodes = [*enumerate(self.nodes), *((witness.node_rank, witness.facts) for witness in self.witnesses)]
+        return {f"node{rank}.{name}": str(value) for rank, facts in nodes for name, value in facts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class TrialRecord:
         ended_s: Unix time of its end.
         environment: Where it ran: node, pool label, versions.
         log_folder: Folder of the ranks' logs; None where nothing was launched.
+        contaminated: Who disturbed its measurement; empty where nobody is known to.
     """
 
     # A NaN loss must survive JSON.
@@ -95,6 +100,7 @@ class TrialRecord:
     ended_s: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+    contaminated: str = ""
 
 
 _SHORT = {

@@ -14,7 +14,7 @@ from rich.text import Text
 from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
 from autotune.records import TrialRecord, short
-from autotune.results import PoolResults, speedup
+from autotune.results import PoolResults, run_spread_of, speedup
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig, knobs
 
@@ -25,7 +25,8 @@ def throughput(record: TrialRecord) -> str:
     if record.outcome is not Outcome.COMPLETED:
         return record.outcome.value
     low, high = metrics["tokens_per_s_per_gpu_low"], metrics["tokens_per_s_per_gpu_high"]
-    return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]"
+    disturbed = " disturbed" if record.contaminated else ""
+    return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]{disturbed}"
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
@@ -45,7 +46,18 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    return Group(table, Text(_verdict(result, warmup_steps)), *failures, Text(_counts(result), style="dim"))
+    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
+    return Group(table, Text(_verdict(result, warmup_steps)), *warnings, *failures, Text(_counts(result), style="dim"))
+
+
+def _contaminated(result: PoolResults) -> list[str]:
+    """Which trials somebody disturbed, with the last reason."""
+    found = [record for record in result.records if record.contaminated]
+    if not found:
+        return []
+    shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
+    among = f", {' and '.join(shown)} among them" if shown else ""
+    return [f"{len(found)} trials were disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
 
 
 def failure_table(result: PoolResults) -> Table:
@@ -81,8 +93,10 @@ def _faster(result: PoolResults, winner: TrialRecord, baseline: TrialRecord, war
     """By how much the winner is faster, and how sure that is."""
     decision = result.decision
     if decision is None or decision.over_baseline is None:
-        ratio, low, high = speedup(winner, baseline, warmup_steps)
-        return f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each)."
+        spread = run_spread_of(result.records)
+        ratio, low, high = speedup(winner, baseline, warmup_steps, spread)
+        text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each"
+        return f"{text}; run-to-run spread {spread.relative:.1%})."
     ratio, low, high = (math.exp(value) for value in astuple(decision.over_baseline))
     text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, runs in turns)."
     return text + _second(decision)
@@ -120,6 +134,7 @@ def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
             "pool": result.pool.name,
             "nodes": result.pool.nodes,
             "end_reason": result.end_reason,
+            "notes": list(result.notes),
             "running": result.running,
             "outcomes": {outcome.value: count for outcome, count in result.outcomes.items()},
             "refusals": dict(result.refusals),

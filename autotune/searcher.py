@@ -141,6 +141,8 @@ class StudySearcher(Searcher):
                 trial_s=measurement.trial_timeout_s * longer,
             ),
             log_folder=folder,
+            warmup_steps=measurement.warmup_steps,
+            interval=measurement.interval,
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

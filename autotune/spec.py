@@ -19,11 +19,14 @@ from pydantic import (
 
 import search_spaces
 from autotune.errors import NOTHING, SpecError
+from autotune.machines import check_hardware
 from autotune.objective import DEFAULT_WEIGHTS
+from autotune.power_domains import check_domains
 from autotune.spec_errors import nearest, spec_error, wrong
-from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part
+from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part, PowerDomain
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.gpus import OwnHardware
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
@@ -52,6 +55,8 @@ class StudySpec(Part):
         name: Name of the study; the state folder and the MLflow experiment carry it.
         model: Shapes of the model.
         pools: Where trials run; one Optuna study each.
+        hardware: The study's own GPUs and links, entries as in search_spaces/hardware.yaml.
+        power_domains: Feeds, racks and rooms with a limit in watts.
         global_batch_size: Sequences per optimiser step. A workload, never a knob.
         seq_length: Tokens per sequence.
         gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
@@ -72,6 +77,8 @@ class StudySpec(Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     model: ModelSpec
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
+    hardware: OwnHardware = OwnHardware()
+    power_domains: tuple[PowerDomain, ...] = ()
     global_batch_size: PositiveInt
     seq_length: PositiveInt
     gpus: tuple[NonNegativeInt | str, ...] | None = None
@@ -94,6 +101,12 @@ class StudySpec(Part):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise wrong("pools", twice[0], "two pools have the same name", "every pool needs a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _machines_are_known(self) -> Self:
+        check_hardware(self.hardware, self.pools)
+        check_domains(self.power_domains, self.pools)
         return self
 
     @model_validator(mode="after")
@@ -136,6 +149,11 @@ class StudySpec(Part):
             seq_length=self.seq_length,
             device=pool.device,
         )
+
+
+def pool_title(spec: StudySpec, pool: PoolSpec) -> str:
+    """A pool's name, with its node count where the study gives it several."""
+    return pool.name if pool in spec.pools else f"{pool.name}, {pool.nodes} nodes"
 
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:

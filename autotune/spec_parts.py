@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -38,18 +38,27 @@ class Measurement(Part):
     """How long a trial runs.
 
     Attributes:
-        steps: Optimiser steps of a trial.
-        warmup_steps: First steps that are not measured (start-up, allocator, Adam's state).
+        steps: Most optimiser steps of a trial.
+        warmup_steps: First steps that are never measured (start-up, allocator, Adam's state); a longer warm-up is detected.
+        interval: A trial ends early once the 95 % interval of its median step time reaches so far to either side, over the median;
+            0 = always all steps.
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
+        when_busy: What happens where somebody else computes on a trial's GPUs, or holds memory of them, before its launch: `wait`
+            until they are free, `skip` the trial (LOST, tried again later; three in a row end the pool's study), or `fail`: end
+            the pool's study. Each names the owner.
+        busy_timeout_s: Longest wait; then the trial is skipped.
     """
 
-    steps: PositiveInt = 12
+    steps: PositiveInt = 30
     warmup_steps: NonNegativeInt = 2
+    interval: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     startup_timeout_s: PositiveFloat = 300.0
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0
+    when_busy: Literal["wait", "skip", "fail"] = "wait"
+    busy_timeout_s: PositiveFloat = 600.0
 
     @model_validator(mode="after")
     def _something_is_measured(self) -> Self:
@@ -96,3 +105,19 @@ class Confirmation(Part):
     top: NonNegativeInt = 3
     repeats: Annotated[int, Field(ge=2)] = 3
     steps: PositiveInt | None = None
+
+
+class PowerDomain(Part):
+    """Nodes that one feed, rack or room carries, and how many watts it may give them. Watts at the wall, not of boards.
+
+    Attributes:
+        name: Its name.
+        nodes: How many nodes of a pool it carries at most, or the names of pools and of other domains that are in it.
+        limit_w: Watts that it may give at most.
+        window_s: Seconds over which these watts are a mean.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    nodes: PositiveInt | Annotated[tuple[str, ...], Field(min_length=1)]
+    limit_w: PositiveFloat
+    window_s: PositiveFloat = 1.0

@@ -11,10 +11,11 @@ from typing import Protocol
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.power_rights import ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
-from autotune.results import PoolResults
+from autotune.results import PoolResults, keep_notes
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals
@@ -55,22 +56,43 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
-def open_studies(spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None]) -> list[PoolStudy]:
-    """Open every pool's study on the spec's storage, without Ray."""
+def check_runnable(spec: StudySpec) -> None:
+    """Refuse what must show before anything is made.
+
+    Raises:
+        SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
+    """
+    load_launcher(spec.launcher)
+    for position, pool in enumerate(spec.pools):
+        if pool.other_nodes:
+            hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
+            raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
+
+
+def open_studies(
+    spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
+) -> list[PoolStudy]:
+    """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
     launcher = load_launcher(spec.launcher)
+    notes = check_rights(spec, lambda pool: (ask_cluster(spec, address) if address else ask_here(_gpus(spec)))(pool))
     storage = open_storage(spec.storage, folder.path)
-    return [PoolStudy(spec, pool, launcher, storage, on_record) for pool in spec.pools]
+    studies = []
+    for pool in spec.pools:
+        dropped = notes.get(pool.name, [])
+        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record, folder.path.parent))
+        keep_notes(storage, studies[-1].name, dropped)
+    return studies
 
 
-def prepare_study(spec: StudySpec, folder: StateFolder) -> None:
+def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = None) -> None:
     """Check that the study can be opened, and keep its spec, so that another process can go on with it.
 
     Raises:
         AutotuneError: where another driver runs it, or the storage holds something else under its name.
     """
-    load_launcher(spec.launcher)
+    check_runnable(spec)
     with folder.locked():
-        open_studies(spec, folder, lambda study, record: None)
+        open_studies(spec, folder, lambda study, record: None, address)
         folder.write_spec(spec)
 
 
@@ -89,7 +111,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
-    load_launcher(spec.launcher)  # a wrong name must show before anything is made
+    check_runnable(spec)
     with StopSignals() as stop, folder.locked():
         drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
@@ -108,7 +130,7 @@ def _run(
             folder.write_best(study.pool.name, record)
         listener.ended(study, record)
 
-    studies = open_studies(spec, folder, on_record)
+    studies = open_studies(spec, folder, on_record, address)
     # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
     folder.write_spec(spec)
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}

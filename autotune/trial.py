@@ -13,10 +13,14 @@ import ray
 from ray import tune
 from ray.exceptions import RayError
 
+from autotune.contamination import Witness
+from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
 from autotune.records import TrialResult
+from autotune.steady_state import is_measured
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
+from launchers.process import TrialEnd
 
 RESULT_KEY = "autotune_result"
 _END_GRACE_S = 15.0
@@ -24,14 +28,36 @@ _END_GRACE_S = 15.0
 
 @dataclass(slots=True)
 class _Merged:
-    """Steps and verdicts of all nodes so far."""
+    """Steps and verdicts of all nodes so far.
+
+    Attributes:
+        measured_s: Unix time at which the steps told enough; None before.
+    """
 
     steps: list[StepRecord] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
+    witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
+    measured_s: float | None = None
 
     def failed(self) -> bool:
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
+
+    def look(self, request: SlotRequest) -> None:
+        """Note whether the steps tell enough now."""
+        seconds = [step.step_s for step in readable(self.steps)]
+        if request.interval and self.measured_s is None and is_measured(seconds, request.warmup_steps, request.interval):
+            self.measured_s = time.time()
+
+    def verdict(self) -> Verdict:
+        """One verdict for the trial. What breaks while it is being ended, because it is measured, is no fault."""
+        found = classify_nodes(self.verdicts)
+        if self.measured_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
+            return found
+        return Verdict(Outcome.COMPLETED, f"measured well enough after {len(self.steps)} steps")
+
+    def _is_later(self, verdict: Verdict) -> bool:
+        return verdict.time_s is not None and self.measured_s is not None and verdict.time_s >= self.measured_s
 
 
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
@@ -48,17 +74,26 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
         limit_s = request.limits.startup_s + request.limits.trial_s + _END_GRACE_S
-        _follow(agents, request.trial, streams, merged, deadline_s=launched_s + limit_s)
+        _follow(agents, request, streams, merged, deadline_s=launched_s + limit_s)
     except RayError as error:
         merged.agent_failed = True
         merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
-    verdict = classify_nodes(merged.verdicts)
-    steps, ended_s = tuple(merged.steps), time.time()
-    return TrialResult(verdict.outcome, verdict.detail, steps, launched_s, ended_s, nodes, request.log_folder, merged.agent_failed)
+    verdict = merged.verdict()
+    return TrialResult(
+        outcome=verdict.outcome,
+        detail=verdict.detail,
+        steps=tuple(merged.steps),
+        launched_s=launched_s,
+        ended_s=time.time(),
+        nodes=nodes,
+        log_folder=request.log_folder,
+        agent_failed=merged.agent_failed,
+        witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
+    )
 
 
-def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
-    """Consume all nodes' streams; the first node that fails ends the others."""
+def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
+    """Consume all nodes' streams; the first node that fails ends the others, and enough steps end them all."""
     running = list(streams)
     stopped = False
     while running:
@@ -66,26 +101,32 @@ def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, 
         if not ready:
             merged.verdicts.append(Verdict(Outcome.LOST, "an agent did not report the end of the trial within its limits"))
             return
-        _take(ready[0], running, merged)
-        if merged.failed() and not stopped:
+        if _take(ready[0], running, merged):
+            merged.look(request)
+        if (merged.failed() or merged.measured_s) and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
-            ray.wait([agent.stop.remote(trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
+            ray.wait([agent.stop.remote(request.trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
 
 
-def _take(stream: Any, running: list[Any], merged: _Merged) -> None:
+def _take(stream: Any, running: list[Any], merged: _Merged) -> bool:
+    """Take one item of a node; whether it is a step."""
     try:
         item = ray.get(next(stream))
     except StopIteration:
         running.remove(stream)
-        return
+        return False
     except RayError:
         running.remove(stream)
         raise
-    if isinstance(item, StepRecord):
-        merged.steps.append(item)
-    else:
-        merged.verdicts.append(item.verdict)
+    match item:
+        case StepRecord():
+            merged.steps.append(item)
+        case Witness():
+            merged.witnesses.append(item)
+        case TrialEnd():
+            merged.verdicts.append(item.verdict)
+    return isinstance(item, StepRecord)
 
 
 def _first_line(error: Exception) -> str:

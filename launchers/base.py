@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,6 +50,13 @@ class Rendezvous:
     world_size: int
     node_rank: int
     ranks_per_node: int
+
+
+def free_port(address: str = "") -> int:
+    """A port that nothing listens on now, at this address of this machine; "" = at all."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

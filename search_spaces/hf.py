@@ -249,6 +249,7 @@ def _deepseek(f: _Fields) -> Shapes:
         qk_head_dim=f.need("qk_nope_head_dim"),
         qk_pos_emb_head_dim=f.need("qk_rope_head_dim"),
         v_head_dim=f.need("v_head_dim"),
+        qk_layernorm=True,  # of the latents (kv_a_layernorm and q_a_layernorm in modeling_deepseek.py)
         num_experts=f.need("n_routed_experts"),
         moe_router_topk=f.need("num_experts_per_tok"),
         moe_ffn_hidden_size=width,

@@ -104,6 +104,11 @@ class Gpu(Protocol):
         """Why a field of `GpuSample` or `GpuInfo` cannot be read, by its name; grows as reasons show."""
         ...
 
+    @property
+    def lost(self) -> str:
+        """Why the GPU does not answer any more (fallen off its bus, XID); empty while it does."""
+        ...
+
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
         """One reading. Never raises for a device's fault: what cannot be read is None, and `gaps` says why."""
         ...

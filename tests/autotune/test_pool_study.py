@@ -190,7 +190,7 @@ def test_a_candidate_is_launched_three_times_and_then_never():
             break
         attempts.append(proposal.config)
         study.finish(proposal, failed(Outcome.LOST) if proposal.config == cursed.config else completed())
-        study._attempts.showed_result()
+        study._attempts.lost_in_a_row = 0
     assert attempts.count(cursed.config) == MOST_ATTEMPTS == 3
     assert study.end_reason == "all 3 legal candidates were tried"
 

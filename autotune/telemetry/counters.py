@@ -1,0 +1,64 @@
+"""Counters of devices: wraps undone, resets and freezes recognised. Never a negative or an invented amount."""
+
+from __future__ import annotations
+
+import math
+
+_WRAPS = (2**32,)
+# No board draws more for long; a larger step is a fault of the counter, not energy.
+_FALLBACK_LIMIT_W = 3000.0
+
+
+class EnergyCounter:
+    """Joules since its first reading, from a counter of ticks that may wrap or start again.
+
+    Args:
+        joules_per_tick: Resolution.
+        limit_w: Highest power limit of the board; a step that needs over twice that is no energy.
+
+    Attributes:
+        resets: Times that it started again, which loses the energy of one period each.
+    """
+
+    def __init__(self, joules_per_tick: float, limit_w: float | None = None) -> None:
+        self._joules_per_tick = joules_per_tick
+        self._limit_w = 2.0 * (limit_w or _FALLBACK_LIMIT_W / 2.0)
+        self._last: tuple[float, int] | None = None
+        self._joules = 0.0
+        self.resets = 0
+
+    def update(self, time_s: float, ticks: int) -> float:
+        """Joules up to this reading."""
+        if self._last is not None:
+            self._joules += self._step(time_s - self._last[0], ticks - self._last[1], self._last[1])
+        self._last = (time_s, ticks)
+        return self._joules
+
+    def _step(self, seconds: float, ticks: int, before: int) -> float:
+        if ticks >= 0 and self._plausible(ticks, seconds):
+            return ticks * self._joules_per_tick
+        for wrap in _WRAPS:
+            if ticks < 0 and before < wrap and self._plausible(ticks + wrap, seconds):
+                return (ticks + wrap) * self._joules_per_tick
+        self.resets += 1
+        return 0.0
+
+    def _plausible(self, ticks: int, seconds: float) -> bool:
+        # A counter that moves in steps of 100 ms may bring three of them at once.
+        return ticks * self._joules_per_tick <= self._limit_w * (seconds + 0.3)
+
+
+def plausible_power_w(value: float | None, limit_w: float | None) -> float | None:
+    """A reading in watts, None where it cannot be right: no board in operation draws nothing, or twice its limit.
+
+    Some firmware gives milliwatts where watts are documented; the board's limit shows which.
+
+    Args:
+        value: What the driver said.
+        limit_w: Highest power limit of the board; None = unknown.
+    """
+    if value is None or not math.isfinite(value) or value <= 0:
+        return None
+    if limit_w is None or value <= 2.0 * limit_w:
+        return value
+    return value / 1000.0 if value / 1000.0 <= 2.0 * limit_w else None
