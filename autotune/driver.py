@@ -16,10 +16,10 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
+from autotune.simulation import host_pool
 from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, end_process
 from autotune.trial import MegatronTrial
-from launchers.base import Launcher
 
 __all__ = ["check_nodes", "drive"]
 
@@ -30,7 +30,6 @@ _NO_CHECKPOINTS = tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_en
 
 def drive(
     spec: StudySpec,
-    launcher: Launcher,
     log_root: Path,
     session: RaySession,
     studies: list[PoolStudy],
@@ -48,8 +47,9 @@ def drive(
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:
-                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool)))
-        searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
+                    host = host_pool(spec, study.pool)
+                    slots.open(AgentSetup(host, study.launcher.preload, pool_labels(host), session.gpus_of(host)))
+        searcher = StudySearcher(spec, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")
 

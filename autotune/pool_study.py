@@ -44,6 +44,7 @@ class PoolStudy:
         name: Optuna study name.
         pool: The pool.
         workload: What is trained there.
+        launcher: What runs its trials.
         table: Megatron's legal candidates.
         refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
@@ -74,7 +75,7 @@ class PoolStudy:
         self.deadline_s: float | None = None
         self._opened_s = time.time()
         self._spec = spec
-        self._launcher = launcher
+        self.launcher = launcher
         self._on_record = on_record
         allowed, self._launcher_refused = launchable(self.table, launcher)
         self.candidates = Candidates(self.table, spec.baseline, allowed)
@@ -187,7 +188,7 @@ class PoolStudy:
 
     def violations(self, config: TrialConfig) -> list[Violation]:
         """Megatron's rules and the launcher's that `config` breaks here."""
-        return check(self.workload, config) or self._launcher.refusals(self.workload, config)
+        return check(self.workload, config) or self.launcher.refusals(self.workload, config)
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)

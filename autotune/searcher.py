@@ -23,7 +23,6 @@ from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
 from autotune.spec import StudySpec
 from autotune.trial import RESULT_KEY
-from launchers.base import Launcher
 from launchers.outcome import Outcome
 from launchers.process import Limits
 
@@ -49,7 +48,6 @@ class StudySearcher(Searcher):
     def __init__(
         self,
         spec: StudySpec,
-        launcher: Launcher,
         studies: list[PoolStudy],
         slots: Slots,
         log_root: Path,
@@ -60,7 +58,6 @@ class StudySearcher(Searcher):
         self.stop_reason = ""
         self.in_flight: dict[str, _InFlight] = {}
         self._spec = spec
-        self._launcher = launcher
         self._studies = list(studies)
         self._slots = slots
         self._log_root = log_root
@@ -133,8 +130,8 @@ class StudySearcher(Searcher):
         longer = max(1.0, steps / measurement.steps)
         return SlotRequest(
             trial=trial,
-            program=self._launcher.program,
-            job=self._launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
+            program=study.launcher.program,
+            job=study.launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,

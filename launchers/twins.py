@@ -24,6 +24,7 @@ from search_spaces.model import Workload
 from search_spaces.prediction import Machines, predict
 
 Kind = Literal["physics", "table"]
+KINDS: tuple[Kind, ...] = ("physics", "table")
 
 PART_SIGMA = 0.25
 """Spread of the hidden factor of each part, as the standard deviation of its logarithm."""

@@ -53,9 +53,7 @@ def made(tmp_path):
         studies = [open_pool(spec, pool=number) for number in range(len(spec.pools))]
         slots, launched = FakeSlots(), []
         stopped = threading.Event()
-        searcher = StudySearcher(
-            spec, NoLauncher(), studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name), stopped
-        )
+        searcher = StudySearcher(spec, studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name), stopped)
         return searcher, studies, slots, launched
 
     return make
