@@ -35,7 +35,7 @@ class GpuSample:
         gpu: UUID.
         power_w: Board power: the instant sensor where there is one, else the device's own average (see `GpuInfo.power_source`).
         average_power_w: The device's own average, where it has that beside an instant sensor.
-        energy_j: Energy since an arbitrary start; never decreases, wraps are undone.
+        energy_j: Energy since an arbitrary start, wraps undone; it decreases only where the device's counter started again.
         sm_clock_mhz: Clock of the compute units.
         memory_clock_mhz: Clock of the memory.
         temperature_c: Hottest point of the chip that the device tells (NVIDIA: GPU, AMD: hotspot).

@@ -30,6 +30,24 @@ class RankEnvironment(BaseModel):
     env: dict[str, str] = Field(default_factory=dict)
 
 
+class TelemetrySpec(BaseModel):
+    """How power, heat and throttling of a pool's nodes are measured.
+
+    Attributes:
+        vendors: Whose GPUs are read: nvidia, amd; none = those of the pool's kind of GPU.
+        gpus: GPUs that trials are charged for, by number or UUID; none = those that Ray gives to the ranks.
+        period_s: Period of power, energy, clocks and throttle counters.
+        env: Environment of the process that measures, and of it alone, such as ROCM_PATH or LD_LIBRARY_PATH.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    vendors: tuple[Literal["nvidia", "amd"], ...] | None = None
+    gpus: tuple[str, ...] = ()
+    period_s: Annotated[float, Field(ge=0.01, le=10.0)] = 0.05
+    env: dict[str, str] = Field(default_factory=dict)
+
+
 class PoolSpec(BaseModel):
     """A set of like nodes. One study is one model on one pool at one node count.
 
@@ -47,6 +65,7 @@ class PoolSpec(BaseModel):
         usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.
         power_limit_command: The site's own command that sets a GPU's power limit, with `{gpu}` (index), `{uuid}` and `{watts}`;
             none = the vendor's library, which needs the right to.
+        telemetry: How power, heat and throttling are measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -63,6 +82,7 @@ class PoolSpec(BaseModel):
     environment: RankEnvironment = RankEnvironment()
     usd_per_gpu_hour: PositiveFloat | None = None
     power_limit_command: str | None = None
+    telemetry: TelemetrySpec = TelemetrySpec()
 
     @field_validator("power_limit_command")
     @classmethod

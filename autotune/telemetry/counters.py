@@ -12,12 +12,11 @@ _FALLBACK_LIMIT_W = 3000.0
 class EnergyCounter:
     """Joules since its first reading, from a counter of ticks that may wrap or start again.
 
+    A start from anew shows: the joules begin at 0 again. What was used between the two readings is nobody's to invent.
+
     Args:
         joules_per_tick: Resolution.
         limit_w: Highest power limit of the board; a step that needs over twice that is no energy.
-
-    Attributes:
-        resets: Times that it started again, which loses the energy of one period each.
     """
 
     def __init__(self, joules_per_tick: float, limit_w: float | None = None) -> None:
@@ -25,23 +24,22 @@ class EnergyCounter:
         self._limit_w = 2.0 * (limit_w or _FALLBACK_LIMIT_W / 2.0)
         self._last: tuple[float, int] | None = None
         self._joules = 0.0
-        self.resets = 0
 
     def update(self, time_s: float, ticks: int) -> float:
         """Joules up to this reading."""
         if self._last is not None:
-            self._joules += self._step(time_s - self._last[0], ticks - self._last[1], self._last[1])
+            step = self._step(time_s - self._last[0], ticks - self._last[1], self._last[1])
+            self._joules = 0.0 if step is None else self._joules + step
         self._last = (time_s, ticks)
         return self._joules
 
-    def _step(self, seconds: float, ticks: int, before: int) -> float:
+    def _step(self, seconds: float, ticks: int, before: int) -> float | None:
         if ticks >= 0 and self._plausible(ticks, seconds):
             return ticks * self._joules_per_tick
         for wrap in _WRAPS:
             if ticks < 0 and before < wrap and self._plausible(ticks + wrap, seconds):
                 return (ticks + wrap) * self._joules_per_tick
-        self.resets += 1
-        return 0.0
+        return None
 
     def _plausible(self, ticks: int, seconds: float) -> bool:
         # A counter that moves in steps of 100 ms may bring three of them at once.

@@ -202,8 +202,6 @@ class NvidiaGpu:
                 "clocks_locked": reasons.clocks_locked,
                 "reason_bits": mask,
             }
-        if self._energy.resets:
-            self.gaps["energy_j"] = f"the counter started again {self._energy.resets} times"
         return values
 
     def _throttle_s(self, fast: dict[str, float]) -> dict[Throttle, float] | None:

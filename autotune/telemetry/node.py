@@ -1,0 +1,111 @@
+"""NodeGpus: the GPUs of an agent's node, opened once, recorded beside each trial. What cannot be opened is said, never raised."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from autotune.probes import read_driver
+from autotune.telemetry import Gpu, TelemetryError, open_gpus
+from autotune.telemetry.sampler import Sampler
+from autotune.telemetry.sensors import sensor_of
+from autotune.telemetry.series import NodeTelemetry, Sensor
+from autotune.telemetry.visible import select
+from search_spaces.gpus import gpu
+from search_spaces.hardware import PoolSpec
+
+log = logging.getLogger(__name__)
+_OPEN_S = 30.0
+
+
+def vendors_of(pool: PoolSpec) -> tuple[str, ...]:
+    """Whose libraries a pool's agents load: what the pool says, else its kind of GPU's vendor, else the loaded drivers'."""
+    if pool.telemetry.vendors is not None:
+        return pool.telemetry.vendors
+    if pool.device == "cpu":
+        return ()
+    with suppress(KeyError):
+        return (gpu(pool.gpu).vendor,)
+    driver = read_driver()
+    loaded = {"nvidia": driver.nvidia is not None, "amd": driver.amdgpu}
+    return tuple(vendor for vendor, there in loaded.items() if there)
+
+
+class Recording:
+    """One trial's measurement in progress."""
+
+    def __init__(self, sampler: Sampler, charged: frozenset[str], sensors: dict[str, Sensor], problems: dict[str, str]) -> None:
+        self._sampler = sampler
+        self._charged = charged
+        self._sensors = sensors
+        self._problems = problems
+
+    @property
+    def lost(self) -> str:
+        """Which of the trial's GPUs stopped answering, and why; empty while all do."""
+        lost = {uuid: why for uuid, why in self._sampler.lost().items() if uuid in self._charged}
+        return ", ".join(f"{uuid} ({why})" for uuid, why in lost.items())
+
+    def end(self, node: int) -> NodeTelemetry:
+        """Stop reading; what was read."""
+        series, cost = self._sampler.stop(self._charged, node)
+        log.info("telemetry took %.2f %% of a core (%d readings)", 100 * cost.core_fraction, cost.readings)
+        return NodeTelemetry(node, series, cost, self._sensors, self._problems)
+
+
+class NodeGpus:
+    """Devices of this node.
+
+    Args:
+        pool: The agent's pool.
+        ids: The trial's GPUs as Ray or the pool names them.
+    """
+
+    def __init__(self, pool: PoolSpec, ids: Sequence[str]) -> None:
+        self._period_s = pool.telemetry.period_s
+        self._gpus: list[Gpu] = []
+        self._charged: set[str] = set()
+        self._problems: dict[str, str] = {}
+        self._sensors: dict[str, Sensor] = {}
+        vendors = vendors_of(pool)
+        opening = threading.Thread(target=self._open, args=(vendors, tuple(pool.telemetry.gpus or ids)), daemon=True)
+        opening.start()
+        opening.join(_OPEN_S)
+        if opening.is_alive():
+            self._problems["telemetry"] = f"a driver did not answer within {_OPEN_S:g} s"
+
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """All that can be seen."""
+        return tuple(self._gpus)
+
+    @property
+    def charged(self) -> tuple[Gpu, ...]:
+        """Those of the trial, and the host's energy zones."""
+        return tuple(device for device in self._gpus if device.info.uuid in self._charged)
+
+    def _open(self, vendors: tuple[str, ...], ids: tuple[str, ...]) -> None:
+        for vendor in (*vendors, "host"):
+            try:
+                self._gpus += (found := open_gpus(vendor))
+                wanted = found if vendor == "host" else select(found, ids)
+            except TelemetryError as error:
+                self._problems[vendor] = str(error)
+                continue
+            self._charged |= {device.info.uuid for device in wanted}
+        for device in self._gpus:
+            if device.info.vendor != "host" and device.info.name not in self._sensors:
+                self._sensors[device.info.name] = sensor_of(device)
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Read all GPUs while the block runs."""
+        sampler = Sampler(self._gpus, self._period_s)
+        sampler.start()
+        recording = Recording(sampler, frozenset(self._charged), dict(self._sensors), dict(self._problems))
+        try:
+            yield recording
+        finally:
+            sampler.halt()
