@@ -17,10 +17,10 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
+from autotune.simulation import host_pool, is_simulated
 from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, end_process
 from autotune.trial import MegatronTrial
-from launchers.base import Launcher
 
 __all__ = ["check_nodes", "drive"]
 
@@ -31,7 +31,6 @@ _NO_CHECKPOINTS = tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_en
 
 def drive(
     spec: StudySpec,
-    launcher: Launcher,
     log_root: Path,
     session: RaySession,
     studies: list[PoolStudy],
@@ -49,12 +48,13 @@ def drive(
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:
-                    setup = AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool))
+                    host = host_pool(spec, study.pool)
+                    setup = AgentSetup(host, study.launcher.preload, pool_labels(host), session.gpus_of(host))
                     slot = slots.open(setup)
-                    if study.refit.knows_nothing:
+                    if study.refit.knows_nothing and not is_simulated(spec):
                         folder = log_root / study.pool.name / "figures"
-                        study.refit.seed(measure_nodes(slot, launcher, spec.measurement.startup_timeout_s, folder))
-        searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
+                        study.refit.seed(measure_nodes(slot, study.launcher, spec.measurement.startup_timeout_s, folder))
+        searcher = StudySearcher(spec, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")
 

@@ -47,6 +47,7 @@ class PoolStudy:
         name: Optuna study name.
         pool: The pool.
         workload: What is trained there.
+        launcher: What runs its trials.
         table: Megatron's legal candidates.
         refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
@@ -77,7 +78,7 @@ class PoolStudy:
         self.deadline_s: float | None = None
         self._opened_s = time.time()
         self._spec = spec
-        self._launcher = launcher
+        self.launcher = launcher
         self._on_record = on_record
         self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)

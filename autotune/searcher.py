@@ -22,9 +22,9 @@ from autotune.placement import Slot, Slots
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
+from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.trial import RESULT_KEY
-from launchers.base import Launcher
 from launchers.outcome import Outcome
 from launchers.process import Limits
 
@@ -50,7 +50,6 @@ class StudySearcher(Searcher):
     def __init__(
         self,
         spec: StudySpec,
-        launcher: Launcher,
         studies: list[PoolStudy],
         slots: Slots,
         log_root: Path,
@@ -61,7 +60,6 @@ class StudySearcher(Searcher):
         self.stop_reason = ""
         self.in_flight: dict[str, _InFlight] = {}
         self._spec = spec
-        self._launcher = launcher
         self._studies = list(studies)
         self._slots = slots
         self._log_root = log_root
@@ -135,8 +133,8 @@ class StudySearcher(Searcher):
         longer = max(1.0, measurement.steps / self._spec.measurement.steps)
         return SlotRequest(
             trial=trial,
-            program=self._launcher.program,
-            job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
+            program=study.launcher.program,
+            job=study.launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
@@ -144,7 +142,7 @@ class StudySearcher(Searcher):
             ),
             log_folder=folder,
             measurement=measurement,
-            gpu_power_limit_w=proposal.config.gpu_power_limit_w,
+            gpu_power_limit_w=None if is_simulated(self._spec) else proposal.config.gpu_power_limit_w,
             beaten_s=proposal.beaten_s,
             spread=study.run_spread,
             guards=boards_guards(self._spec, study.pool, study.refit.machines.gpu) if study.refit.machines else (),

@@ -16,12 +16,14 @@ from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, keep_notes
+from autotune.simulation import host_pool, is_simulated, note, twin_launcher
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals
 from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
+from search_spaces.hardware import PoolSpec
 
 _TRACKER_CLOSE_S = 60.0
 
@@ -62,25 +64,34 @@ def check_runnable(spec: StudySpec) -> None:
     Raises:
         SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
     """
-    load_launcher(spec.launcher)
     for position, pool in enumerate(spec.pools):
+        launcher_of(spec, pool)
         if pool.other_nodes:
             hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
             raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
+
+
+def launcher_of(spec: StudySpec, pool: PoolSpec) -> Launcher:
+    """What runs a pool's trials.
+
+    Raises:
+        SpecError: where there is no such launcher.
+    """
+    return twin_launcher(spec, pool) if is_simulated(spec) else load_launcher(spec.launcher)
 
 
 def open_studies(
     spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
 ) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
-    launcher = load_launcher(spec.launcher)
-    notes = check_rights(spec, _prober(spec, address))
+    notes = {} if is_simulated(spec) else check_rights(spec, _prober(spec, address))
     storage = open_storage(spec.storage, folder.path)
     studies = []
+    kept_in = None if is_simulated(spec) else folder.path.parent
     for pool in spec.pools:
         dropped = notes.get(pool.name, [])
-        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record, folder.path.parent))
-        keep_notes(storage, studies[-1].name, dropped)
+        studies.append(PoolStudy(without(spec, dropped), pool, launcher_of(spec, pool), storage, on_record, kept_in))
+        keep_notes(storage, studies[-1].name, note(spec) + dropped)
     return studies
 
 
@@ -153,7 +164,7 @@ def _run(
 
 def _gpus(spec: StudySpec) -> tuple[str, ...]:
     """GPUs for a private Ray; none where every pool runs on CPU."""
-    if all(pool.device == "cpu" for pool in spec.pools):
+    if all(host_pool(spec, pool).device == "cpu" for pool in spec.pools):
         return ()
     return usable_gpus(spec.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -167,17 +178,16 @@ def _run_on_ray(
     studies: list[PoolStudy],
     runs: list[_ParentOf],
 ) -> None:
+    hosts = tuple(host_pool(spec, pool) for pool in spec.pools)
     with ExitStack() as stack:
-        session = stack.enter_context(
-            RaySession(spec.pools, address, _gpus(spec))
-        )  # Ray does not bear an exception while it starts
+        session = stack.enter_context(RaySession(hosts, address, _gpus(spec)))  # Ray does not bear an exception while it starts
         with stop.interruptible():
             # Only now: Ray reads its environment when it is imported.
             driver = importlib.import_module("autotune.driver")
-            driver.check_nodes(spec.pools)
+            driver.check_nodes(hosts)
             for run in runs:
                 run.open()
-        driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched, stop)
+        driver.drive(spec, folder.log_root, session, studies, listener.launched, stop)
 
 
 class _ParentOf:

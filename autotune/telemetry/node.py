@@ -13,11 +13,12 @@ from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
-from autotune.telemetry.series import NodeTelemetry, Sensor
+from autotune.telemetry.series import NodeTelemetry, Sensor, reported_series
 from autotune.telemetry.visible import select
 from launchers.base import StepRecord
+from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, sample_from_dict
 from launchers.outcome import Outcome, Verdict
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
 
@@ -156,6 +157,11 @@ def run_measured(
     One that crosses a guard is ended, too; its configuration is.
     """
     crossed = ""
+    reported: list[GpuSample] = []
+
+    def note(event: Event) -> None:
+        if event["event"] == SAMPLES_EVENT:
+            reported.extend(sample_from_dict(sample) for sample in event["samples"])
 
     def ends() -> bool:
         nonlocal crossed
@@ -163,11 +169,12 @@ def run_measured(
         return bool(crossed) or stop() or bool(recording.lost)
 
     with devices.recording() as recording:
-        for item in run_trial(supervised, launch, limits, stop=ends, hang_signal=hang_signal):
+        for item in run_trial(supervised, launch, limits, stop=ends, on_event=note, hang_signal=hang_signal):
             if not isinstance(item, TrialEnd):
                 yield item
                 continue
-            yield recording.end(node_rank)
+            seen = recording.end(node_rank)
+            yield replace(seen, series=(*seen.series, *reported_series(reported, node_rank)))
             if lost := recording.lost:
                 yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
             elif crossed:

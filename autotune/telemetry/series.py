@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -208,3 +208,19 @@ def series_of(info: GpuInfo, samples: Iterable[GpuSample], *, node: int = 0) -> 
             ring.append(sample)
         columns = ring.columns() | columns
     return Series(info, columns, node=node)
+
+
+def reported_series(samples: Sequence[GpuSample], node: int) -> tuple[Series, ...]:
+    """The series of readings that a trial's own program reported, one for each GPU that it named; all are charged."""
+    by_gpu: dict[str, list[GpuSample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    found = []
+    for index, (uuid, readings) in enumerate(by_gpu.items()):
+        rings = [Ring(COLUMNS[group], len(readings)) for group in (FAST_FIELDS, SLOW_FIELDS)]
+        for ring in rings:
+            for sample in readings:
+                ring.append(sample)
+        info = GpuInfo(uuid, index, "reported", "reported by the program", "", uuid, power_source="instant")
+        found.append(Series(info, {name: pair for ring in rings for name, pair in ring.columns().items()}, node=node))
+    return tuple(found)
