@@ -162,7 +162,8 @@ class StudySpec(Part):
 
 def pool_title(spec: StudySpec, pool: PoolSpec) -> str:
     """A pool's name, with its node count where the study gives it several."""
-    return pool.name if pool in spec.pools else f"{pool.name}, {pool.nodes} nodes"
+    nodes = "1 node" if pool.nodes == 1 else f"{pool.nodes} nodes"
+    return pool.name if pool in spec.pools else f"{pool.name}, {nodes}"
 
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:

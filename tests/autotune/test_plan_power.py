@@ -82,6 +82,7 @@ def test_a_feed_of_some_nodes_binds_by_its_share():
     for plan in plans_of(spec):
         choice = plan.choices[0]
         assert choice.domain == "feed"
+        assert choice.margin_w >= 0
         assert choice.margin_w == pytest.approx(12_000 - choice.wall_w * 2 / plan.nodes)
 
 

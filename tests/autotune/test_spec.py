@@ -314,7 +314,7 @@ def test_several_node_counts_are_planned_but_not_tuned(tmp_path, monkeypatch):
         assert not (tmp_path / ".autotune").exists()
     counted = CliRunner().invoke(app, ["check", str(path), "--json"])
     assert [(pool["pool"], pool["world_size"]) for pool in json.loads(counted.stdout)] == [
-        ("laptop, 1 nodes", 4),
+        ("laptop, 1 node", 4),
         ("laptop, 2 nodes", 8),
     ]
 
