@@ -30,6 +30,8 @@ pytest -m "" tests/test_layout.py tests/integration/test_install.py tests/integr
 pytest -m "" tests/autotune
 pytest -m "" tests/launchers
 pytest -m "" tests/search_spaces
+pytest -m "" tests/telemetry
+python benchmarks/telemetry_overhead.py
 python benchmarks/legality_agreement.py --megatron 0.16 --cases 2000
 python benchmarks/legality_space.py
 python benchmarks/legal_trains.py --cases 200

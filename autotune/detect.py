@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from autotune.errors import SpecError
 from autotune.probes import Gpu, GpuList, amd_gpus, nvidia_gpus
 from search_spaces.hardware import PoolSpec
 
@@ -39,13 +40,24 @@ def usable_gpus(
         visible: Value of CUDA_VISIBLE_DEVICES; none = all that the vendors' tools list.
         nvidia: NVIDIA GPUs; none asks `nvidia-smi`.
         amd: AMD GPUs; none asks `amd-smi` or `rocm-smi`.
+
+    Raises:
+        SpecError: where only MIG instances are named.
     """
     if wanted is not None:
-        return tuple(str(gpu) for gpu in wanted)
+        return _without_mig("gpus", [str(gpu) for gpu in wanted])
     if visible is not None:
-        return tuple(gpu.strip() for gpu in visible.split(",") if gpu.strip() and not gpu.strip().startswith("MIG-"))
+        return _without_mig("CUDA_VISIBLE_DEVICES", [gpu.strip() for gpu in visible.split(",") if gpu.strip()])
     listed = (nvidia or nvidia_gpus()).gpus or (amd or amd_gpus()).gpus
     return tuple(str(index) for index, gpu in enumerate(listed) if not gpu.mig)
+
+
+def _without_mig(field: str, names: list[str]) -> tuple[str, ...]:
+    boards = tuple(name for name in names if not name.startswith("MIG-"))
+    if names and not boards:
+        hint = "name whole GPUs: instances share their board's power, clocks and links, so that a trial shows nothing"
+        raise SpecError(field, ",".join(names), "a MIG instance cannot run a training trial", hint)
+    return boards
 
 
 def gpu_type(gpu: Gpu) -> str:

@@ -3,6 +3,7 @@
 import pytest
 
 from autotune.detect import CPU_POOL, detect_machine, gpu_type, usable_gpus
+from autotune.errors import SpecError
 from autotune.probes import Gpu, GpuList
 
 NONE = GpuList()
@@ -52,3 +53,9 @@ def test_usable_gpus_follow_the_study_then_the_environment_then_the_tools():
     assert usable_gpus(None, "3, MIG-GPU-1/2/3,GPU-cd", listed) == ("3", "GPU-cd")
     assert usable_gpus(None, "", listed) == ()
     assert usable_gpus(None, None, listed, GpuList()) == ("0", "2")
+
+
+def test_mig_instances_alone_are_refused_with_the_reason():
+    for wanted, visible in (["MIG-aaaa"], None), (None, "MIG-aaaa/1/0"):
+        with pytest.raises(SpecError, match="MIG instance cannot run"):
+            usable_gpus(wanted, visible)

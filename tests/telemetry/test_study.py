@@ -1,0 +1,69 @@
+"""A whole study through Ray with scripted GPUs beside its agents: records, MLflow, files. Nothing else sees the devices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from mlflow import MlflowClient
+
+from autotune.results import read_results
+from autotune.state_folder import StateFolder
+from tests.telemetry.devices import H100, ROOT, Scenario, environment
+
+STUDY = {
+    "name": "measured",
+    "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128},
+    "global_batch_size": 4,
+    "seq_length": 32,
+    "baseline": {"precision": "fp32"},
+    "search": {"micro_batch_size": [1, 2]},
+    "budget": {"trials": 2},
+    "measurement": {"steps": 12, "warmup_steps": 2},
+}
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_power_and_throttling_reach_the_record_and_mlflow(tmp_path):
+    script = Scenario(H100, 3).set(1, "active_270", 1).set(1, "reasons", 0x40).set(2, "power_mw", 650_000)
+    values = environment(script, folder=tmp_path)
+    telemetry = {"vendors": ["nvidia"], "gpus": ["0", "GPU-00000001"], "env": values}
+    pools = [{"name": "laptop", "gpu": "cpu", "gpus_per_node": 1, "telemetry": telemetry}]
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, "pools": pools}))
+    command = [sys.executable, "-m", "autotune.cli", "tune", str(file), "--state", str(tmp_path / "state")]
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    folder = StateFolder(tmp_path / "state" / "measured")
+    records = read_results(folder.read_spec(), folder)[0].records
+    assert len(records) == 2
+    for record in records:
+        assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
+        assert record.metrics["throttle_fraction"] == pytest.approx(1.0, abs=0.05)
+        assert record.metrics["throttle_events_hw_thermal"] == 1
+        assert record.environment["telemetry.throttle.worst_gpu"].startswith("1 ")
+        assert "of a core" in record.environment["telemetry.cost.node0"]
+        table = pq.read_table(record.log_folder / "telemetry.parquet")
+        assert set(table["index"].to_pylist()) == {0, 1, 2}
+    _check_mlflow(folder, records)
+
+
+def _check_mlflow(folder, records):
+    client = MlflowClient(f"sqlite:///{folder.path / 'mlflow.db'}")
+    (experiment,) = [one for one in client.search_experiments() if one.name == "measured"]
+    runs = client.search_runs([experiment.experiment_id], "tags.`autotune.role` = 'trial'")
+    assert len(runs) == 2
+    for run in runs:
+        assert "telemetry.parquet" in {item.path for item in client.list_artifacts(run.info.run_id)}
+        points = client.get_metric_history(run.info.run_id, "telemetry/power_w")
+        record = next(one for one in records if str(one.number) == run.data.tags["autotune.number"])
+        assert len(points) > 10
+        assert all(record.started_s * 1000 <= point.timestamp <= record.ended_s * 1000 for point in points)
+        assert max(point.value for point in points) == pytest.approx(600.0, rel=0.01)
