@@ -32,6 +32,7 @@ pytest -m "" tests/launchers
 pytest -m "" tests/search_spaces
 pytest -m "" tests/telemetry
 python benchmarks/telemetry_overhead.py
+python benchmarks/repeatability.py
 python benchmarks/legality_agreement.py --megatron 0.16 --cases 2000
 python benchmarks/legality_space.py
 python benchmarks/legal_trains.py --cases 200
