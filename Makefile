@@ -34,6 +34,7 @@ python benchmarks/legality_agreement.py --megatron 0.16 --cases 10000
 python benchmarks/legality_agreement.py --megatron 0.19 --cases 10000 --workers 2
 pytest -m "" tests/telemetry
 python benchmarks/telemetry_overhead.py
+python benchmarks/repeatability.py
 python benchmarks/legality_space.py
 python benchmarks/prediction_speed.py
 python benchmarks/legal_trains.py --cases 200

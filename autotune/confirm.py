@@ -28,7 +28,7 @@ class Contender:
 
     Attributes:
         explored: The run that put it among the best.
-        runs: Confirming runs that ended, in order; lost ones left out.
+        runs: Confirming runs that ended, in order; lost ones left out, and disturbed ones where there are enough others.
     """
 
     explored: TrialRecord
@@ -183,12 +183,18 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     runs: dict[TrialConfig, list[TrialRecord]] = {}
     for record in records:
         if record.phase is Phase.CONFIRM:
-            if record.outcome is not Outcome.LOST:
+            if record.outcome is not Outcome.LOST and not _repeated(record, records):
                 runs.setdefault(record.config, []).append(record)
         elif record.outcome is Outcome.COMPLETED and (record.config not in explored or explored[record.config].contaminated):
             explored[record.config] = record
     ranked = sorted(explored.values(), key=lambda record: -objective.score(record.metrics))
     return [Contender(record, tuple(runs.get(record.config, ()))) for record in ranked]
+
+
+def _repeated(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
+    """Whether a disturbed confirming run was run once more, undisturbed, so that it need not count."""
+    later = records[records.index(record) + 1 :] if record.contaminated else ()
+    return any(other.config == record.config and other.phase is Phase.CONFIRM and not other.contaminated for other in later)
 
 
 def _reaches(contender: Contender, best: Contender, objective: Objective) -> bool:

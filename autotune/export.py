@@ -58,6 +58,7 @@ class Exported:
             [
                 measured,
                 where,
+                *_machine(self.record.config),
                 "# Megatron-LM arguments:",
                 _wrapped(self.megatron_args),
                 "# the same trial by hand:",
@@ -103,6 +104,12 @@ def first_command(spec: StudySpec, folder: StateFolder) -> str:
         command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool.name)
         lines.append(f"# pool {pool.name}, {pool.nodes} node(s), on each:\n{shell(command)}")
     return "\n".join(lines)
+
+
+def _machine(config: TrialConfig) -> list[str]:
+    """What must be set on the machines before, because Megatron does not."""
+    watts = config.gpu_power_limit_w
+    return [f"# before: a power limit of {watts} W on every GPU (nvidia-smi -pl {watts}, amd-smi set -o {watts})"] if watts else []
 
 
 def shell(command: Command) -> str:

@@ -140,10 +140,14 @@ class GpuGuard:
 
     def _watch(self) -> None:
         while not self._over.wait(_PERIOD_S):
-            self._last = [gpu.read(_FIELDS) for gpu in self._gpus]
-            own = self._own() if sees_host_processes() else None
-            for gpu, sample, limit_w in zip(self._gpus, self._last, self._limit_before_w, strict=True):
-                self._look(gpu, sample, limit_w, own)
+            self.look()
+
+    def look(self) -> None:
+        """Look at every GPU once."""
+        self._last = [gpu.read(_FIELDS) for gpu in self._gpus]
+        own = self._own() if sees_host_processes() else None
+        for gpu, sample, limit_w in zip(self._gpus, self._last, self._limit_before_w, strict=True):
+            self._look(gpu, sample, limit_w, own)
 
     def _look(self, gpu: Gpu, sample: GpuSample, limit_w: float | None, own: set[int] | None) -> None:
         name = f"GPU {gpu.info.index}"

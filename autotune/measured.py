@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.contamination import contamination, foreign_cpu
+from autotune.contamination import braked, contamination, foreign_cpu
 from autotune.judge import judge
 from autotune.metrics import readable, summarise
 from autotune.racing import SAVED, saved_s
@@ -53,5 +53,5 @@ def measure(workload: Workload, result: TrialResult, measurement: Measurement, s
     if result.raced_out:
         metrics[SAVED] = saved_s([step.step_s for step in steps], measurement.warmup_steps, measurement.steps)
     marks = result.environment | {f"telemetry.{name}": text for name, text in telemetry.marks.items()}
-    disturbed = contamination(result.witnesses, window, on_cpu=workload.device == "cpu")
-    return Measured(*judge(result, metrics), steps, metrics, marks, disturbed)
+    disturbed = (contamination(result.witnesses, window, on_cpu=workload.device == "cpu"), braked(metrics, window))
+    return Measured(*judge(result, metrics), steps, metrics, marks, "; ".join(filter(None, disturbed)))

@@ -31,7 +31,7 @@ _END_GRACE_S = 15.0
 
 
 @dataclass(slots=True)
-class _Merged:
+class Merged:
     """Steps, measurements and verdicts of all nodes so far.
 
     Attributes:
@@ -51,6 +51,7 @@ class _Merged:
     raced_out: bool = False
 
     def failed(self) -> bool:
+        """Whether a node has ended otherwise than well."""
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
 
     def look(self, request: SlotRequest) -> None:
@@ -79,7 +80,7 @@ class _Merged:
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
     """Run one trial on a slot's agents. Never raises for the trial's or an agent's fault: those are outcomes."""
     launched_s = time.time()
-    merged = _Merged()
+    merged = Merged()
     nodes: tuple[dict[str, Any], ...] = ()
     try:
         nodes = tuple(ray.get([agent.describe.remote() for agent in agents], timeout=_END_GRACE_S))
@@ -115,7 +116,7 @@ def _clock_of(agent: Any) -> ClockOffset:
     return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
 
 
-def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
+def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: Merged, deadline_s: float) -> None:
     """Consume all nodes' streams; the first node that fails ends the others, and enough steps end them all."""
     running = list(streams)
     stopped = False
@@ -132,7 +133,7 @@ def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged:
             ray.wait([agent.stop.remote(request.trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
 
 
-def _take(stream: Any, running: list[Any], merged: _Merged) -> bool:
+def _take(stream: Any, running: list[Any], merged: Merged) -> bool:
     """Take one item of a node; whether it is a step."""
     try:
         item = ray.get(next(stream))
