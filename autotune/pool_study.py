@@ -14,6 +14,7 @@ from autotune.attempts import Attempts
 from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
 from autotune.judge import infeasibility, judge
 from autotune.metrics import readable, summarise
+from autotune.outlook import shipped_predictions
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.results import END_REASON, PoolResults, results_of, study_name
 from autotune.sampler import candidate_sampler
@@ -25,6 +26,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
 from search_spaces.normalise import normalise
+from search_spaces.prediction import Predictions
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
@@ -67,8 +69,9 @@ class PoolStudy:
         launcher: Launcher,
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
+        predictions: Callable[[], Predictions | None] | None = None,
     ) -> None:
-        """Open or reopen the study in `storage`.
+        """Open or reopen the study in `storage`; `predictions` are of the table's rows, none = the shipped ones.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -85,7 +88,8 @@ class PoolStudy:
         allowed, self._launcher_refused = launchable(self.table, launcher)
         self.candidates = Candidates(self.table, spec.baseline, allowed)
         self._legal = self.candidates.left
-        self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
+        predictions = predictions or shipped_predictions(self.table, pool)
+        self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates, predictions)
         self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
         self._attempts = Attempts()
         self._baseline_due = True
@@ -230,7 +234,7 @@ class PoolStudy:
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> TrialRecord:
         """Attributes first, then the end: Optuna takes none afterwards."""
-        value = record.metrics.get("tokens_per_s_per_gpu") if record.outcome is Outcome.COMPLETED else self._pessimistic()
+        value = record.metrics.get("tokens_per_s_per_gpu") if record.outcome is Outcome.COMPLETED else self._worst or 0.0
         if record.outcome is Outcome.LOST:
             value = None
         record = replace(record, value=value)
@@ -252,10 +256,6 @@ class PoolStudy:
         self._records.append(record)
         if record.outcome is Outcome.COMPLETED and record.value is not None:
             self._worst = min(record.value, self._worst if self._worst is not None else record.value)
-
-    def _pessimistic(self) -> float:
-        """What a failed trial is told as: the worst value seen; 0 before any."""
-        return self._worst if self._worst is not None else 0.0
 
     def _reload(self) -> None:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""

@@ -169,4 +169,5 @@ def test_D019_nothing_deprecated_or_experimental_is_said():
 
 
 def test_grid_has_no_sampler_behind_it():
-    assert inner_sampler("grid", 0) is None
+    candidates, _ = sampler_and_study("grid", SPACE_24)
+    assert inner_sampler("grid", 0, candidates, lambda: None) is None
