@@ -173,12 +173,13 @@ class ResidualModel:
     def rough_mean(self) -> Floats:
         """Expected score of all candidates without the knobs' smooth function: a few products per candidate."""
         features = self._features.matrix[:, : self._features.parts + 1]
-        slopes = np.zeros(features.shape[1])
+        slopes, offset = np.zeros(features.shape[1]), self._offset
         for process, hypothesis, weight in zip(self._processes, self._hypotheses, self._weights, strict=True):
             if hasattr(process, "X_train_"):
                 scales = np.array([hypothesis.parts] * self._features.parts + [hypothesis.stretch]) ** 2
                 slopes += weight * scales * (process.X_train_[:, : len(slopes)].T @ process.alpha_)
-        return np.asarray(self._predicted + self._offset + features @ slopes)
+                offset += weight * _OFFSET**2 * float(process.alpha_.sum())
+        return np.asarray(self._predicted + offset + features @ slopes)
 
     def _fit(self, hypothesis: Hypothesis, rows: Rows, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
         variances = noise**2 if len(rows) else NOISE**2

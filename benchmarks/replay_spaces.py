@@ -14,6 +14,7 @@ from autotune.spec import StudySpec
 from benchmarks.timed_rows import TimedRow, read
 from search_spaces.candidates import CandidateTable
 from search_spaces.coefficients import shipped
+from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.prediction import Machines, Predictions, Routing, predict
 
@@ -28,6 +29,7 @@ class Space:
     Attributes:
         name: Source, model, GPUs and global batch.
         spec: A study over the knobs in which the rows differ; its baseline is no row, and Megatron refuses it.
+        published: A row's configuration: knobs in which no row differs are as the source ran them, legal for Megatron or not.
         seconds: Measured step time by configuration; the geometric mean where one was measured several times.
         machines: The machines, with coefficients fitted without any row of the source.
         routing: Whether the experts' load was balanced by force.
@@ -37,6 +39,7 @@ class Space:
 
     name: str
     spec: StudySpec
+    published: TrialConfig
     seconds: Mapping[TrialConfig, float]
     machines: Machines
     routing: Routing
@@ -50,7 +53,8 @@ class Space:
 
     def predictions(self) -> Predictions:
         """Of every row of the table."""
-        return predict(self.table.columns, self.machines, self.routing)
+        columns = Columns(self.table.workload, self.table.columns.columns, self.published)
+        return predict(columns, self.machines, self.routing)
 
     def by_prediction(self) -> list[TrialConfig]:
         """The measured configurations, fastest predicted first."""
@@ -79,14 +83,14 @@ def space_of(rows: Sequence[TimedRow]) -> Space:
     logs: dict[TrialConfig, list[float]] = {}
     left_out = 0
     for row in rows:
-        place = table.find(row.measured.config)
+        place = table.find(TrialConfig(**{name: getattr(row.measured.config, name) for name in table.knobs}))
         if place is None:
             left_out += 1
         else:
             logs.setdefault(table.config(place), []).append(np.log(row.measured.step_time_s))
     machines = Machines(first.gpu, first.links, shipped(first.gpu.name, without=first.source))
     seconds = {config: float(np.exp(np.mean(values))) for config, values in logs.items()}
-    return Space(spec.name, spec, seconds, machines, first.measured.routing, table, left_out)
+    return Space(spec.name, spec, first.measured.config, seconds, machines, first.measured.routing, table, left_out)
 
 
 def _spec(rows: Sequence[TimedRow]) -> StudySpec:
@@ -94,7 +98,7 @@ def _spec(rows: Sequence[TimedRow]) -> StudySpec:
     workload, per_node = first.measured.workload, min(first.measured.workload.world_size, first.links.domain)
     search = dict(_search([row.measured.config for row in rows]))
     # What a user runs today is in no table: a baseline that Megatron refuses tells a sampler nothing.
-    baseline = first.measured.config.model_copy(update={"micro_batch_size": workload.global_batch_size + 1})
+    baseline = TrialConfig(micro_batch_size=workload.global_batch_size + 1)
     model = f"h{workload.model.hidden_size}-L{workload.model.num_layers}"
     return StudySpec(
         name=f"{first.source}-{model}-g{workload.world_size}-b{workload.global_batch_size}",

@@ -168,6 +168,8 @@ def main() -> int:
     if unknown := set(methods) - {*get_args(SamplerName), *ORDERS}:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
     found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
+    if not found:
+        parser.error(f"{options.folder}: no table with enough measured configurations")
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
     jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
     with ProcessPoolExecutor(options.workers) as pool:
