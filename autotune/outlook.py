@@ -67,7 +67,7 @@ def _predicted(table: CandidateTable, pool: PoolSpec) -> Predictions | None:
         return None
 
 
-def outlook(table: CandidateTable, predictions: Predictions | None) -> Outlook:
+def outlook_of(table: CandidateTable, predictions: Predictions | None) -> Outlook:
     """The table with its predictions."""
     knobs = knob_features(table)
     if predictions is None:

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autotune.acquisition import Seen, choose
 from autotune.candidates import Candidates
-from autotune.outlook import Limit, Outlook, outlook
+from autotune.outlook import Limit, Outlook, outlook_of
 from autotune.records import TrialRecord, record_from_trial
 from autotune.residual_model import NOISE
 from launchers.outcome import Outcome
@@ -80,7 +80,7 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        found = choose(self._outlook(), self._seen(study, trial), rows, (self._seed, trial.number))
+        found = choose(self.outlook(), self._seen(study, trial), rows, (self._seed, trial.number))
         self.expected_improvement = found.improvement
         why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
         study._storage.set_trial_system_attr(trial._trial_id, WHY, why)
@@ -90,12 +90,12 @@ class ResidualSampler(BaseSampler):
         """Never reached while a candidate is left."""
         raise RuntimeError(f"{param_name}: candidates are proposed whole")
 
-    def _outlook(self) -> Outlook:
+    def outlook(self) -> Outlook:
         """The outlook on the newest predictions, worked out once for each."""
         newest = self._predictions()
         if self._view is None or self._view[0] is not newest:
             limits = self._limits(newest) if self._limits is not None and newest is not None else ()
-            self._view = newest, replace(outlook(self._candidates.table, newest), limits=limits)
+            self._view = newest, replace(outlook_of(self._candidates.table, newest), limits=limits)
         return self._view[1]
 
     def _seen(self, study: Study, but: FrozenTrial) -> Seen:

@@ -10,7 +10,7 @@ from optuna.storages import InMemoryStorage
 
 from autotune import acquisition
 from autotune.acquisition import SHORTLIST, Seen, choose, shortlist
-from autotune.outlook import Limit, knob_features, outlook, shipped_predictions
+from autotune.outlook import Limit, knob_features, outlook_of, shipped_predictions
 from autotune.pool_study import PoolStudy
 from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
@@ -83,7 +83,7 @@ def test_after_the_baseline_the_fastest_predicted_that_fits_is_tried():
     baseline = study.propose()
     study.finish(baseline, completed(seconds(study, baseline.config)))
     throughput = np.where(truth().fits == "fits", truth().tokens_per_s_per_gpu, 0.0)
-    assert seconds(study, study.propose().config) <= 1.02 * truth().step_time_s[throughput.argmax()]
+    assert seconds(study, study.propose().config) <= 1.05 * truth().step_time_s[throughput.argmax()]
 
 
 def test_a_right_prediction_is_followed():
@@ -99,9 +99,12 @@ def wrong(factor):
         parts[name] = parts[name] * factor
     step = sum(parts.values()) - 2.0 * parts["recompute"]
     scaled = np.maximum(step, 0.05 * found.step_time_s)
-    return replace(
-        found, times=replace(found.times, parts=parts, step_time_s=scaled), power=replace(found.power, step_time_s=scaled)
-    )
+    return retimed(found, replace(found.times, parts=parts, step_time_s=scaled))
+
+
+def retimed(found, times):
+    """Predictions with other step times, without limits on power."""
+    return replace(found, times=times, power=replace(found.power, step_time_s=times.step_time_s))
 
 
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
@@ -141,7 +144,8 @@ def test_an_oom_ranks_down_what_is_larger_under_the_same_recompute_and_says_so()
     study.finish(first, completed(seconds(study, first.config)))
     for _ in range(2):
         study.finish(study.propose(), failed(Outcome.OOM))
-    why = optuna_study(study).trials[study.propose().trial.number].system_attrs[WHY]
+    proposal = study.propose()
+    why = optuna_study(study).trials[proposal.trial.number].system_attrs[WHY]
     assert why["larger_than_oom"] > 0
     assert 0 < why["fits"] <= 1
 
@@ -150,7 +154,7 @@ def test_after_an_oom_something_smaller_or_otherwise_recomputed_is_tried():
     study = gpu_study()
     baseline = study.propose()
     study.finish(baseline, completed(seconds(study, baseline.config)))
-    memory, load = outlook(study.table, truth()).memory, truth().memory.device_gib
+    memory, load = outlook_of(study.table, truth()).memory, truth().memory.device_gib
     first = study.table.find((proposal := study.propose()).config)
     study.finish(proposal, failed(Outcome.OOM))
     second = study.table.find(study.propose().config)
@@ -206,10 +210,10 @@ def test_a_limit_turns_the_search_to_what_keeps_it():
     spec = gpu_spec()
     table = gpu_study().table
     found = predict(table.columns, truth().machines)
-    watts, view = np.log(found.peak_power_w), outlook(table, found)
+    watts, view = np.log(found.peak_power_w), outlook_of(table, found)
     may = np.flatnonzero(found.fits == "fits")
-    most = float(np.quantile(watts[may], 0.3))
     hot = watts + 0.1  # measured 10 % above the prediction
+    most = float(np.quantile(hot[may], 0.3))
     view = replace(view, limits=(Limit("gpu_peak_power_w_1s", watts, most),))
     seen, chosen = Seen(), []
     for number in range(15):
