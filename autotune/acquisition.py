@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from scipy.stats import norm
 
 from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
@@ -16,6 +17,9 @@ SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
 FIRST_BY_MEAN = 2
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
+CONFIDENCE = 0.8
+"""Candidates that keep the limits less surely are tried only where no other is left on the short list."""
+_ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
 _NO_CHANCE = 1e-9
 _NO_IMPROVEMENT = 1e-12
 
@@ -83,9 +87,13 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choi
     out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
     fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp)) if view.memory else np.ones(len(view.score))
     model, believed = _model(view, seen)
-    short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE), seed)
+    limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
+    kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
+    short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE) + kept_roughly, seed)
+    keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
+    if (sure := keeps >= CONFIDENCE).any():
+        short, keeps = short[sure], keeps[sure]
     runs = fits[short] * _succeeds(view, seen, short)
-    keeps = _keeps(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
     place, improvement = _best_place(belief, chance, seen.best(view.limits), believed, len(seen.rows))
     return Choice(
@@ -138,16 +146,12 @@ def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
     return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
 
 
-def _keeps(view: Outlook, seen: Seen, short: Rows) -> Floats:
-    """Probability that each of the short list keeps all limits."""
-    keeps = np.ones(len(short))
-    for limit in view.limits:
-        pairs = [(row, value) for row, m in zip(seen.rows, seen.metrics, strict=True) if (value := m.get(limit.metric, 0.0)) > 0]
-        rows = np.array([row for row, _ in pairs], dtype=np.intp)
-        measured = np.log([value for _, value in pairs])
-        model = ResidualModel(view.features, limit.predicted, rows, measured, np.full(len(rows), NOISE))
-        keeps *= model.belief(short).probability_below(limit.most)
-    return keeps
+def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
+    """The model of a limited metric, on the trials that measured it."""
+    pairs = [(row, value) for row, m in zip(seen.rows, seen.metrics, strict=True) if (value := m.get(limit.metric, 0.0)) > 0]
+    rows = np.array([row for row, _ in pairs], dtype=np.intp)
+    measured = np.log([value for _, value in pairs])
+    return ResidualModel(view.features, limit.predicted, rows, measured, np.full(len(rows), NOISE))
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:

@@ -18,6 +18,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
 
 from autotune.acquisition import Seen, choose
 from autotune.candidates import Candidates
@@ -80,7 +81,10 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        found = choose(self.outlook(), self._seen(study, trial), rows, (self._seed, trial.number))
+        seen, view = self._seen(study, trial), self.outlook()
+        # The matrices are small: on a busy machine more threads only wait for each other.
+        with threadpool_limits(limits=1):
+            found = choose(view, seen, rows, (self._seed, trial.number))
         self.expected_improvement = found.improvement
         why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
         study._storage.set_trial_system_attr(trial._trial_id, WHY, why)

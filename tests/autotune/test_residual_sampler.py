@@ -10,6 +10,7 @@ from optuna.storages import InMemoryStorage
 
 from autotune import acquisition
 from autotune.acquisition import SHORTLIST, Seen, choose, shortlist
+from autotune.candidates import candidate_table
 from autotune.outlook import Limit, knob_features, outlook_of, shipped_predictions
 from autotune.pool_study import PoolStudy
 from autotune.residual_sampler import WHY
@@ -205,27 +206,26 @@ def test_a_reopened_study_goes_on_with_what_it_knew():
     assert [p.config for p in first] + [again.propose().config] == [p.config for p in expected]
 
 
-def test_a_limit_turns_the_search_to_what_keeps_it():
-    """The fastest crosses the limit: after five measurements at most one of ten choices is over it."""
-    spec = gpu_spec()
-    table = gpu_study().table
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+def test_a_limit_turns_the_search_to_what_keeps_it(share):
+    """Watts are 10 % above the prediction: after five trials at most one of ten is over, and the best that keeps it is found."""
+    spec = gpu_spec(search={**SEARCH, "gpu_power_limit_w": ["none", 450, 500, 550, 600, 650]})
+    table = candidate_table(spec, spec.pools[0])
     found = predict(table.columns, truth().machines)
-    watts, view = np.log(found.peak_power_w), outlook_of(table, found)
     may = np.flatnonzero(found.fits == "fits")
-    hot = watts + 0.1  # measured 10 % above the prediction
-    most = float(np.quantile(hot[may], 0.3))
-    view = replace(view, limits=(Limit("gpu_peak_power_w_1s", watts, most),))
-    seen, chosen = Seen(), []
-    for number in range(15):
+    watts = np.log(found.peak_power_w)
+    measured = watts + 0.1
+    most = float(np.quantile(measured[may], share)) + 0.04  # between the watts of two power limits
+    view = replace(outlook_of(table, found), limits=(Limit("gpu_peak_power_w_1s", watts, most),))
+    seen = Seen()
+    for number in range(20):
         row = choose(view, seen, np.setdiff1d(may, seen.rows), (spec.seed, number)).row
-        chosen.append(row)
         seen.rows.append(row)
         seen.scores.append(float(view.score[row]))
         seen.noise.append(0.02)
-        seen.metrics.append({"gpu_peak_power_w_1s": math.exp(hot[row])})
-    assert np.mean(hot[chosen[5:]] > most) <= 0.1
-    keeping = may[hot[may] <= most]
-    assert seen.best(view.limits) >= view.score[keeping].max() - 0.03
+        seen.metrics.append({"gpu_peak_power_w_1s": math.exp(measured[row])})
+    assert np.mean(measured[seen.rows[5:]] > most) <= 0.1
+    assert seen.best(view.limits) >= view.score[may[measured[may] <= most]].max() - 0.03
 
 
 def test_a_large_table_is_looked_at_through_a_short_list(monkeypatch):
