@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from optuna.distributions import BaseDistribution, IntDistribution
 
 from autotune.spec import StudySpec
@@ -71,6 +72,10 @@ class Candidates:
         """Candidates not proposed yet."""
         return int(self._open.sum())
 
+    def open_rows(self) -> npt.NDArray[np.intp]:
+        """Rows of the candidates not proposed yet, in the table's order."""
+        return np.flatnonzero(self._open)
+
     def config(self, params: dict[str, Any]) -> TrialConfig:
         """The normalised configuration at these indices, legal or not."""
         point = tuple(int(params.get(name, 0)) for name in self.table.choices)
@@ -82,7 +87,17 @@ class Candidates:
     def params(self, config: TrialConfig) -> dict[str, int] | None:
         """The indices of a legal candidate; None where the table does not hold it."""
         row = self._row(config)
-        return None if row is None else self._params_of_row(row)
+        return None if row is None else self.params_of_row(row)
+
+    def params_of_row(self, row: int) -> dict[str, int]:
+        """The indices of a row."""
+        return {
+            name: int(self.table.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)
+        }
+
+    def row_of_params(self, params: dict[str, Any]) -> int | None:
+        """The row at these indices; None for a trial that gives none, or where the table does not hold it."""
+        return self._row(self.config(params)) if self.distributions.keys() <= params.keys() else None
 
     def is_open(self, config: TrialConfig) -> bool:
         """Whether it is a candidate that was not proposed yet."""
@@ -115,19 +130,14 @@ class Candidates:
         target = np.array([int(params.get(name, 0)) for name in self.distributions])
         ranges = np.array([max(1, len(self.table.choices[name]) - 1) for name in self.distributions])
         distance = (np.abs(self.table.index_matrix[rows][:, self._columns] - target) / ranges).sum(axis=1)
-        return self._params_of_row(int(rows[int(distance.argmin())]))
+        return self.params_of_row(int(rows[int(distance.argmin())]))
 
     def first_open(self) -> dict[str, int] | None:
         """The first open candidate in the table's order."""
         rows = np.flatnonzero(self._open)
-        return self._params_of_row(int(rows[0])) if len(rows) else None
+        return self.params_of_row(int(rows[0])) if len(rows) else None
 
     def _row(self, config: TrialConfig) -> int | None:
         if config not in self._rows:
             self._rows[config] = self.table.find(config)
         return self._rows[config]
-
-    def _params_of_row(self, row: int) -> dict[str, int]:
-        return {
-            name: int(self.table.index_matrix[row, column]) for name, column in zip(self.distributions, self._columns, strict=True)
-        }

@@ -32,6 +32,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation
 from search_spaces.normalise import normalise
+from search_spaces.prediction import Predictions
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
@@ -62,8 +63,11 @@ class PoolStudy:
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
         calibrations: Path | None = None,
+        predictions: Callable[[], Predictions | None] | None = None,
     ) -> None:
         """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
+
+        `predictions` are used in place of those that are refitted to the measured trials.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -83,7 +87,7 @@ class PoolStudy:
         self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
-        self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
+        self._sampler = candidate_sampler(spec, self.candidates, predictions or self.refit.predictions)
         self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
         self._attempts = Attempts()
         self._baseline_due = True

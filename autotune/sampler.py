@@ -6,6 +6,7 @@ a legal candidate is told to Optuna as that candidate, never repaired silently.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import optuna
@@ -15,16 +16,25 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.candidates import Candidates
-from autotune.spec import SamplerName
+from autotune.outlook import Expects
+from autotune.spec import SamplerName, StudySpec
+from search_spaces.prediction import Predictions
+
+PredictionSource = Callable[[], Predictions | None]
 
 # How often a sampler is asked for something new before the nearest open candidate is taken. One draw of a Gaussian process is a
 # whole fit, and what it likes it proposes again.
-_REDRAWS: dict[SamplerName, int] = {"tpe": 10, "gp": 2, "nsga2": 50, "random": 50, "grid": 0}
+_REDRAWS: dict[SamplerName, int] = {"residual": 1, "tpe": 10, "gp": 2, "nsga2": 50, "random": 50, "grid": 0}
 
 
-def inner_sampler(name: SamplerName, seed: int) -> BaseSampler | None:
-    """Optuna's sampler of that name; None for `grid`, which walks the table in its own order."""
-    match name:
+def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: PredictionSource) -> BaseSampler | None:
+    """The study's sampler, ours or Optuna's; None for `grid`, which walks the table in its own order."""
+    seed = spec.seed
+    match spec.sampler:
+        case "residual":
+            from autotune.residual_sampler import ResidualSampler
+
+            return ResidualSampler(candidates, predictions, seed, Expects(spec.objective, spec.limits))
         case "tpe":
             return TPESampler(seed=seed)
         case "gp":
@@ -41,9 +51,9 @@ def inner_sampler(name: SamplerName, seed: int) -> BaseSampler | None:
             return None
 
 
-def candidate_sampler(name: SamplerName, seed: int, candidates: Candidates) -> CandidateSampler:
-    """The sampler of a study."""
-    return CandidateSampler(inner_sampler(name, seed), candidates, _REDRAWS[name])
+def candidate_sampler(spec: StudySpec, candidates: Candidates, predictions: PredictionSource = lambda: None) -> CandidateSampler:
+    """The sampler of a study; `predictions` are of the table's rows, for those samplers that use them."""
+    return CandidateSampler(inner_sampler(spec, candidates, predictions), candidates, _REDRAWS[spec.sampler])
 
 
 class CandidateSampler(BaseSampler):

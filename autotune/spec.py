@@ -32,7 +32,7 @@ from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
 
-SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
+SamplerName = Literal["residual", "tpe", "gp", "nsga2", "random", "grid"]
 _PRESETS = Path(search_spaces.__file__).parent / "presets"
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
 _WRITE_ONE = "`autotune init` writes a study to start from"
@@ -70,7 +70,7 @@ class StudySpec(Part):
         confirm: How the winner is chosen among the best.
         budget: When the study ends.
         measurement: How long a trial runs.
-        sampler: Optuna sampler; those that learn from failed trials, and `grid`.
+        sampler: `residual` (ours: learns where the predictions are wrong), Optuna samplers that learn from failures, and `grid`.
         seed: Seed of the sampler, the weights and the batches.
         storage: Optuna storage URL; none = a journal file in the state folder.
         tracking_uri: MLflow tracking URI; none = SQLite in the state folder.
@@ -93,7 +93,7 @@ class StudySpec(Part):
     confirm: Confirmation = Confirmation()
     budget: Budget = Budget()
     measurement: Measurement = Measurement()
-    sampler: SamplerName = "tpe"
+    sampler: SamplerName = "residual"
     seed: NonNegativeInt = 0
     storage: Annotated[str, _url(_STORAGE_SCHEMES)] | None = None
     tracking_uri: Annotated[str, _url(_TRACKING_SCHEMES)] | None = None

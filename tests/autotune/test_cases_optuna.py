@@ -165,7 +165,7 @@ def test_D023_the_best_is_optunas_feasible_best_even_where_a_failure_was_told_th
 def test_D024_samplers_without_constraints_are_refused(tmp_path, sampler):
     code, message = refusal(tmp_path, sampler=sampler)
     assert code == 2
-    assert f"sampler: must be 'tpe', 'gp', 'nsga2', 'random' or 'grid' (got '{sampler}')" in message
+    assert f"sampler: must be 'residual', 'tpe', 'gp', 'nsga2', 'random' or 'grid' (got '{sampler}')" in message
 
 
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize", "minimize"]])

@@ -120,7 +120,7 @@ def sampler_and_study(name, search):
     spec = study_spec(sampler=name, search=search)
     table = candidate_table(spec, spec.pools[0])
     candidates = Candidates(table, spec.baseline, np.ones(len(table), dtype=bool))
-    sampler = candidate_sampler(name, 0, candidates)
+    sampler = candidate_sampler(spec, candidates)
     return candidates, optuna.create_study(sampler=sampler, direction="maximize")
 
 
@@ -169,4 +169,5 @@ def test_D019_nothing_deprecated_or_experimental_is_said():
 
 
 def test_grid_has_no_sampler_behind_it():
-    assert inner_sampler("grid", 0) is None
+    candidates, _ = sampler_and_study("grid", SPACE_24)
+    assert inner_sampler(study_spec(sampler="grid"), candidates, lambda: None) is None

@@ -1,0 +1,159 @@
+"""Acquisition: which open candidate is worth the next trial, given what the trials so far showed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.stats import norm
+
+from autotune.feasibility import succeeds
+from autotune.outlook import Limit, Outlook
+from autotune.residual_model import NOISE, Belief, Floats, ResidualModel, Rows
+
+SHORTLIST = 1024
+"""Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
+FIRST_BY_MEAN = 2
+"""So many trials go to the highest expected throughput, before improvements over them are compared."""
+CONFIDENCE = 0.8
+"""Candidates that keep the limits less surely are tried only where no other is left on the short list."""
+_ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
+_NO_CHANCE = 1e-9
+_NO_IMPROVEMENT = 1e-12
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the trials of the table showed.
+
+    Attributes:
+        rows: Measured candidates.
+        scores: Their scores, a logarithm.
+        noise: Standard deviations of these.
+        metrics: Their metrics.
+        running: Candidates that run now.
+        failed: Candidates that failed.
+        out_of_memory: Those of them that ran out of memory.
+    """
+
+    rows: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
+    metrics: list[Mapping[str, float]] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    out_of_memory: list[int] = field(default_factory=list)
+
+    def best(self, limits: tuple[Limit, ...]) -> float:
+        """Best score within the limits; minus infinity where there is none."""
+        within = (score for score, metrics in zip(self.scores, self.metrics, strict=True) if _within(limits, metrics))
+        return max(within, default=-math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidate to try next, and why.
+
+    Attributes:
+        row: The candidate.
+        score: Its expected score.
+        improvement: Expected improvement over the best, times the chance; infinite before there is a best.
+        fits: Probability that it fits into memory.
+        runs: Probability that it fits and does not fail otherwise.
+        keeps: Probability that it keeps the limits.
+        larger_than_oom: Open candidates ranked down because one no larger ran out of memory under the same recompute.
+    """
+
+    row: int
+    score: float
+    improvement: float
+    fits: float
+    runs: float
+    keeps: float
+    larger_than_oom: int
+
+
+def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choice:
+    """The most promising of the open candidates.
+
+    Args:
+        view: What is predicted.
+        seen: What was measured.
+        rows: Open candidates, at least one.
+        seed: Of the candidates drawn at random where there are many.
+    """
+    out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
+    fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp)) if view.memory else np.ones(len(view.score))
+    model, believed = _model(view, seen)
+    limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
+    kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
+    short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE) + kept_roughly, seed)
+    keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
+    if (sure := keeps >= CONFIDENCE).any():
+        short, keeps = short[sure], keeps[sure]
+    runs = fits[short] * _succeeds(view, seen, short)
+    belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
+    place, improvement = _best_place(belief, chance, seen.best(view.limits), believed, len(seen.rows))
+    return Choice(
+        row=int(short[place]),
+        score=float(belief.mean[place]),
+        improvement=improvement,
+        fits=float(fits[short[place]]),
+        runs=float(runs[place]),
+        keeps=float(keeps[place]),
+        larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
+    )
+
+
+def shortlist(rows: Rows, worth: Floats, seed: tuple[int, ...]) -> Rows:
+    """The open candidates that are looked at closely, at most `SHORTLIST`; `worth` is of all candidates."""
+    if len(rows) <= SHORTLIST:
+        return rows
+    most = SHORTLIST * 3 // 4
+    order = np.argpartition(-worth[rows], most)
+    drawn = np.random.default_rng(seed).choice(order[most:], SHORTLIST - most, replace=False)
+    return np.sort(rows[np.concatenate([order[:most], drawn])])
+
+
+def _best_place(belief: Belief, chance: Floats, best: float, believed: Floats, measured: int) -> tuple[int, float]:
+    """Place of the most promising candidate, and its expected improvement over the best of the measured."""
+    throughput = belief.mean + np.log(chance)
+    if math.isinf(best) and not len(believed):
+        return int(throughput.argmax()), math.inf
+    improvement = chance * belief.expected_improvement(max([best, *believed]))
+    first = measured < FIRST_BY_MEAN and not len(believed)
+    place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else improvement).argmax())
+    return place, float(improvement.max()) if math.isfinite(best) else math.inf
+
+
+def _model(view: Outlook, seen: Seen) -> tuple[ResidualModel, Floats]:
+    """The scores' model, with running trials at what is expected of them, and that."""
+    rows, scores, noise = np.array(seen.rows, dtype=np.intp), np.array(seen.scores), np.array(seen.noise)
+    model = ResidualModel(view.features, view.score, rows, scores, noise)
+    if not seen.running:
+        return model, np.zeros(0)
+    running = np.array(seen.running, dtype=np.intp)
+    believed = model.belief(running).mean
+    every = np.concatenate([rows, running]), np.concatenate([scores, believed])
+    return ResidualModel(view.features, view.score, *every, np.append(noise, np.full(len(running), NOISE))), believed
+
+
+def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
+    """Probability that each of the short list does not fail, whatever the cause."""
+    ends = [False] * len(seen.rows) + [True] * len(seen.failed)
+    return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
+
+
+def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
+    """The model of a limited metric, on the trials that measured it."""
+    pairs = [(row, value) for row, m in zip(seen.rows, seen.metrics, strict=True) if (value := m.get(limit.metric, 0.0)) > 0]
+    rows = np.array([row for row, _ in pairs], dtype=np.intp)
+    measured = np.log([value for _, value in pairs])
+    return ResidualModel(view.features, limit.predicted, rows, measured, np.full(len(rows), NOISE))
+
+
+def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:
+    """Whether a measurement keeps the limits; one that was not measured is not shown to."""
+    return all(metrics.get(limit.metric, math.inf) <= math.exp(limit.most) for limit in limits)

@@ -1,0 +1,139 @@
+"""Outlook: the candidate table as the residual sampler sees it, with what physics predicts of every row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from autotune.feasibility import Memory
+from autotune.residual_model import Features, Floats
+from autotune.spec_parts import Bound
+from search_spaces.candidates import CandidateTable, pack
+from search_spaces.prediction import Predictions
+
+_THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
+_RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A bound on a measured metric of the answer.
+
+    Attributes:
+        metric: Name of the metric in a trial's record.
+        predicted: Logarithm of its prediction, (rows,).
+        most: Logarithm of the largest value allowed.
+    """
+
+    metric: str
+    predicted: Floats
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of every row of a table before and beside measurements.
+
+    Attributes:
+        score: Predicted logarithm of the tokens per second and GPU, up to a constant, (rows,); zeros where nothing is predicted.
+        features: What the residual model sees.
+        memory: Predicted memory; None where nothing is predicted.
+        limits: Bounds on the answer.
+    """
+
+    score: Floats
+    features: Features
+    memory: Memory | None
+    limits: tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expects:
+    """What a study values and allows, in terms of what can be predicted.
+
+    Attributes:
+        weights: Weight by metric; positive where more is better.
+        limits: Bounds by metric.
+    """
+
+    weights: Mapping[str, float]
+    limits: Mapping[str, Bound]
+
+    def score(self, predictions: Predictions) -> Floats:
+        """Predicted score up to a constant, (rows,): weights x logarithms of the metrics that can be predicted."""
+        terms = ((weight, predicted_log(name, predictions)) for name, weight in self.weights.items())
+        return sum((weight * value for weight, value in terms if value is not None), np.zeros(len(predictions)))
+
+    def bounds(self, predictions: Predictions) -> tuple[Limit, ...]:
+        """The upper bounds; where nothing is predicted of a metric, only what was measured of it tells."""
+        found = []
+        for name, bound in self.limits.items():
+            if bound.max is not None and bound.max > 0:
+                predicted = predicted_log(name, predictions)
+                unknown = np.full(len(predictions), math.log(bound.max))
+                found.append(Limit(name, unknown if predicted is None else predicted, math.log(bound.max)))
+        return tuple(found)
+
+
+def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
+    """Logarithm of a metric's prediction, (rows,); None where nothing predicts it."""
+    world_size = predictions.workload.world_size
+    mean_w = np.broadcast_to(predictions.power.mean_w, (len(predictions),))
+    known = {
+        "tokens_per_s_per_gpu": predictions.tokens_per_s_per_gpu,
+        "step_time_s": predictions.step_time_s,
+        "peak_memory_gib": predictions.memory.memory_gib,
+        "gpu_mean_power_w": mean_w,
+        "pool_gpu_mean_power_w": mean_w * world_size,
+    }
+    if metric.startswith("gpu_peak_power_w"):
+        return np.log(predictions.peak_power_w)
+    if metric.startswith("pool_gpu_peak_power_w"):
+        return np.log(predictions.peak_power_w * world_size)
+    return np.log(known[metric]) if metric in known else None
+
+
+def outlook_of(table: CandidateTable, predictions: Predictions | None, expects: Expects = Expects(_THROUGHPUT, {})) -> Outlook:
+    """The table with its predictions."""
+    knobs = knob_features(table)
+    if predictions is None:
+        nothing = np.zeros(len(table))
+        return Outlook(nothing, Features.of(nothing, np.zeros((len(table), 0)), knobs), None)
+    score = expects.score(predictions)
+    load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
+    recompute = pack([table.columns.column(name) for name in _RECOMPUTE], len(table))
+    features = Features.of(score, _shares(predictions), knobs)
+    return Outlook(score, features, Memory(load, recompute), expects.bounds(predictions))
+
+
+def knob_features(table: CandidateTable) -> Floats:
+    """The knobs on scales where steps matter about equally, (rows, knobs): base-2 logarithms of whole numbers, places of others.
+
+    Data parallel size and number of micro-batches, which follow from the knobs, are knobs here: much of a step depends on them.
+    """
+    columns = table.columns
+    scales = [_scale(table.choices[name])[table.index_matrix[:, place]] for place, name in enumerate(table.knobs)]
+    derived = [np.log2(np.broadcast_to(np.maximum(number, 1), (len(table),))) for number in (columns.dp, columns.micro_batches)]
+    found = np.stack([*scales, *derived], axis=1).astype(np.float64)
+    return found[:, np.ptp(found, axis=0) > 0] if len(table) else found
+
+
+def _scale(choices: tuple[Any, ...]) -> Floats:
+    """A place on the axis of a knob for each of its choices."""
+    if all(choice is None or type(choice) is int for choice in choices):
+        return np.log2([max(choice or 1, 1) for choice in choices])
+    return np.arange(len(choices), dtype=np.float64)
+
+
+def _shares(predictions: Predictions) -> Floats:
+    """Shares of the step's parts, what power and clock limits add last, (rows, parts); parts that nothing takes are left out."""
+    seconds = predictions.step_time_s
+    parts = [np.broadcast_to(part, seconds.shape) for part in predictions.times.parts.values()]
+    limited = np.maximum(seconds - predictions.times.step_time_s, 0.0)
+    shares = np.stack([*parts, limited], axis=1) / seconds[:, None]
+    return np.asarray(shares[:, shares.any(axis=0)])

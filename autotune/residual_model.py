@@ -1,0 +1,200 @@
+"""What measured trials say of the predictions' error: Gaussian processes over the candidates, averaged over hypotheses.
+
+The residual, measured minus predicted score (both logarithms), is modelled as a sum of
+
+* an offset, the same for all candidates;
+* an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
+* a stretch of the predicted range: how much of the predicted differences is real;
+* a smooth function of the knobs.
+
+How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
+conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
+leave the predicted order as it is, and trials that contradict it take its say away.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import norm
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, Matern
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+NOISE = 0.02
+"""Standard deviation of a measured logarithm between two runs of one configuration."""
+_OFFSET = 1.0
+_LEAST = 1e-6  # standard deviation of what is as good as known
+_NEGLIGIBLE = 0.01  # weight of a hypothesis that is left out
+_KNOBS_AT_UNIT_LENGTH = 5
+
+
+class Hypothesis(NamedTuple):
+    """How far the prediction may be off: standard deviations of a part's log factor, of the stretch, and of the knobs' function."""
+
+    parts: float
+    stretch: float
+    knobs: float
+
+
+HYPOTHESES = (
+    *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
+    Hypothesis(1.0, 1.0, 1.0),
+)
+
+
+class OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
+    """A kernel with fixed parameters that sees some of the features only."""
+
+    def __init__(self, kernel: Kernel, start: int, stop: int) -> None:
+        self.kernel = kernel
+        self.start = start
+        self.stop = stop
+
+    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
+        """Covariances, with an empty gradient where one is asked for."""
+        found = self.kernel(self._seen(X), None if Y is None else self._seen(Y))
+        return (found, np.empty((*found.shape, 0))) if eval_gradient else found
+
+    def diag(self, X: Floats) -> Floats:  # noqa: N803
+        """Variances."""
+        return np.asarray(self.kernel.diag(self._seen(X)))
+
+    def is_stationary(self) -> bool:
+        """As the kernel inside."""
+        return bool(self.kernel.is_stationary())
+
+    def _seen(self, features: Floats) -> Floats:
+        return features[:, self.start : self.stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the model sees of every candidate.
+
+    Attributes:
+        matrix: (rows, features): shares of the step's parts, the centred predicted score, the scaled knobs.
+        parts: Number of parts.
+    """
+
+    matrix: Floats
+    parts: int
+
+    @classmethod
+    def of(cls, score: Floats, shares: Floats, knobs: Floats) -> Features:
+        """Join them; `score` and the rows of the others belong to the same candidates."""
+        centred = score - np.median(score)
+        return cls(np.hstack([shares, centred[:, None], knobs]), shares.shape[1])
+
+    @property
+    def knobs(self) -> Floats:
+        """The scaled knobs, (rows, knobs)."""
+        return self.matrix[:, self.parts + 1 :]
+
+    def kernel(self, hypothesis: Hypothesis) -> Kernel:
+        """The covariance of the residuals under a hypothesis."""
+        stretch, width = self.parts, self.matrix.shape[1]
+        found = _fixed(_OFFSET) + _fixed(hypothesis.stretch) * OnColumns(_linear(), stretch, stretch + 1)
+        if self.parts:
+            found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
+        if width > stretch + 1:
+            found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """A mixture of normal distributions for every one of some candidates.
+
+    Attributes:
+        means: (hypotheses, candidates).
+        deviations: Standard deviations, same shape.
+        weights: (hypotheses,), their sum is 1.
+    """
+
+    means: Floats
+    deviations: Floats
+    weights: Floats
+
+    @property
+    def mean(self) -> Floats:
+        """Expected score, (candidates,)."""
+        return np.asarray(self.weights @ self.means)
+
+    def expected_improvement(self, best: float) -> Floats:
+        """Expected amount by which each candidate exceeds `best` (Jones, Schonlau and Welch 1998), (candidates,)."""
+        z = (self.means - best) / self.deviations
+        return np.asarray(self.weights @ (self.deviations * (z * norm.cdf(z) + norm.pdf(z))))
+
+    def probability_below(self, bound: float) -> Floats:
+        """Probability that each candidate's value is at most `bound`, (candidates,)."""
+        return np.asarray(self.weights @ norm.cdf((bound - self.means) / self.deviations))
+
+
+class ResidualModel:
+    """The residuals' Gaussian processes after some trials."""
+
+    def __init__(self, features: Features, predicted: Floats, rows: Rows, measured: Floats, noise: Floats) -> None:
+        """Condition every hypothesis on the trials.
+
+        Args:
+            features: Of all candidates.
+            predicted: Predicted score of all candidates, a logarithm up to a constant.
+            rows: Candidates that were measured; may be empty.
+            measured: Their scores.
+            noise: Standard deviations of these.
+        """
+        self._features = features
+        self._predicted = predicted
+        residuals = measured - predicted[rows]
+        # A score may be relative to any reference: only differences between the candidates count.
+        self._offset = float(np.median(residuals)) if len(rows) else 0.0
+        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in HYPOTHESES]
+        logs = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
+        weights = np.exp(logs - logs.max())
+        kept = weights >= _NEGLIGIBLE * weights.sum()
+        self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]
+        self._hypotheses = [hypothesis for hypothesis, keep in zip(HYPOTHESES, kept, strict=True) if keep]
+        self._weights = weights[kept] / weights[kept].sum()
+
+    def belief(self, rows: Rows) -> Belief:
+        """Score of some candidates."""
+        seen = self._features.matrix[rows]
+        found = [process.predict(seen, return_std=True) for process in self._processes]
+        shape = len(found), len(rows)  # scikit-learn drops the axis of a single candidate
+        residuals, deviations = (np.stack(part).reshape(shape) for part in zip(*found, strict=True))
+        return Belief(self._predicted[rows] + self._offset + residuals, np.maximum(deviations, _LEAST), self._weights)
+
+    def rough_mean(self) -> Floats:
+        """Expected score of all candidates without the knobs' smooth function: a few products per candidate."""
+        features = self._features.matrix[:, : self._features.parts + 1]
+        slopes, offset = np.zeros(features.shape[1]), self._offset
+        for process, hypothesis, weight in zip(self._processes, self._hypotheses, self._weights, strict=True):
+            if hasattr(process, "X_train_"):
+                scales = np.array([hypothesis.parts] * self._features.parts + [hypothesis.stretch]) ** 2
+                slopes += weight * scales * (process.X_train_[:, : len(slopes)].T @ process.alpha_)
+                offset += weight * _OFFSET**2 * float(process.alpha_.sum())
+        return np.asarray(self._predicted + offset + features @ slopes)
+
+    def _fit(self, hypothesis: Hypothesis, rows: Rows, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
+        variances = noise**2 if len(rows) else NOISE**2
+        process = GaussianProcessRegressor(self._features.kernel(hypothesis), alpha=variances, optimizer=None)
+        return process.fit(self._features.matrix[rows], residuals) if len(rows) else process
+
+
+def smooth(knobs: int) -> Kernel:
+    """A twice differentiable function of so many knobs; distances grow with the root of their number, so lengths do as well."""
+    return Matern(np.sqrt(knobs / _KNOBS_AT_UNIT_LENGTH), length_scale_bounds="fixed", nu=2.5)
+
+
+def _linear() -> Kernel:
+    return DotProduct(0.0, sigma_0_bounds="fixed")
+
+
+def _fixed(deviation: float) -> Kernel:
+    return ConstantKernel(deviation**2, constant_value_bounds="fixed")

@@ -1,0 +1,131 @@
+"""ResidualSampler: starts from what physics predicts, learns where it is wrong, and proposes what promises most within the limits.
+
+Every proposal is the open candidate with the highest expected improvement times the probability that it runs and keeps the limits
+(Gardner et al. 2014, "Bayesian optimization with inequality constraints"). The first ones are those with the highest expected
+throughput. Trials that still run count as measured at what is expected of them (kriging believer: Ginsbourger, Le Riche and
+Carraro 2010), so that several at once differ. A failure lowers the chances of candidates like it and rules none out; nothing is
+left out for being slow by assumption.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+from threadpoolctl import threadpool_limits
+
+from autotune.acquisition import Seen, choose
+from autotune.candidates import Candidates
+from autotune.outlook import Expects, Outlook, outlook_of
+from autotune.records import TrialRecord, record_from_trial
+from autotune.residual_model import NOISE
+from launchers.outcome import Outcome
+from search_spaces.prediction import Predictions
+
+WHY = "residual:why"
+"""Optuna system attribute of a proposed trial: the `Choice` as a mapping; infinity is None."""
+_Z95 = 1.96
+
+
+class ResidualSampler(BaseSampler):
+    """Proposes open candidates of the table only.
+
+    Attributes:
+        expected_improvement: Of the last proposal over the best so far, a logarithm; infinite before there is a best.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        predictions: Callable[[], Predictions | None],
+        seed: int,
+        expects: Expects,
+    ) -> None:
+        """Start without any trial.
+
+        Args:
+            candidates: The table, and what of it is open.
+            predictions: Gives the predictions of all rows, or None; asked before every proposal.
+            seed: Of the candidates drawn at random where the table is large.
+            expects: What the study values and allows.
+        """
+        self.expected_improvement = math.inf
+        self._candidates = candidates
+        self._predictions = predictions
+        self._seed = seed
+        self._expects = expects
+        self._view: tuple[Predictions | None, Outlook] | None = None
+        self._records: dict[int, TrialRecord | None] = {}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The whole table's."""
+        return self._candidates.distributions
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        """The most promising open candidate; empty where none is left."""
+        rows = self._candidates.open_rows()
+        if not len(rows):
+            return {}
+        seen, view = self._seen(study, trial), self.outlook()
+        # The matrices are small: on a busy machine more threads only wait for each other.
+        with threadpool_limits(limits=1):
+            found = choose(view, seen, rows, (self._seed, trial.number))
+        self.expected_improvement = found.improvement
+        why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
+        study._storage.set_trial_system_attr(trial._trial_id, WHY, why)
+        return dict(self._candidates.params_of_row(found.row))
+
+    def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
+        """Never reached while a candidate is left."""
+        raise RuntimeError(f"{param_name}: candidates are proposed whole")
+
+    def outlook(self) -> Outlook:
+        """The outlook on the newest predictions, worked out once for each."""
+        newest = self._predictions()
+        if self._view is None or self._view[0] is not newest:
+            self._view = newest, outlook_of(self._candidates.table, newest, self._expects)
+        return self._view[1]
+
+    def _seen(self, study: Study, but: FrozenTrial) -> Seen:
+        """What the study's trials in the table showed so far."""
+        seen = Seen()
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE)):
+            row = self._candidates.row_of_params(trial.params) if trial.number != but.number else None
+            if row is None:
+                continue
+            if trial.state is TrialState.RUNNING:
+                seen.running.append(row)
+            elif (record := self._record(trial)) is not None:
+                self._add(seen, row, record)
+        return seen
+
+    def _record(self, trial: FrozenTrial) -> TrialRecord | None:
+        """The trial's record, read once."""
+        if trial.number not in self._records:
+            self._records[trial.number] = record_from_trial(trial)
+        return self._records[trial.number]
+
+    def _add(self, seen: Seen, row: int, record: TrialRecord) -> None:
+        score = record.value if record.outcome is Outcome.COMPLETED else None
+        if score is not None:
+            seen.rows.append(row)
+            seen.scores.append(score)
+            seen.noise.append(_noise(record))
+            seen.metrics.append(record.metrics)
+        elif record.outcome not in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.LOST):
+            seen.failed.append(row)
+            if record.outcome is Outcome.OOM:
+                seen.out_of_memory.append(row)
+
+
+def _noise(record: TrialRecord) -> float:
+    """Standard deviation of a measured logarithm: between runs, and what the trial's own interval says."""
+    low, high = (record.metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
+    within = math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0
+    return math.hypot(NOISE, within)

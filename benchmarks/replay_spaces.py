@@ -1,0 +1,125 @@
+"""Published tables as search spaces: the measured configurations of one workload on one pool are all there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autotune.candidates import candidate_table
+from autotune.spec import StudySpec
+from benchmarks.timed_rows import TimedRow, read
+from search_spaces.candidates import CandidateTable
+from search_spaces.coefficients import shipped
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
+from search_spaces.prediction import Machines, Predictions, Routing, predict
+
+SMALLEST = 11
+SOURCES = ("vtrain", "bigscience-bloom")
+
+
+@dataclass(frozen=True)
+class Space:
+    """One table to search.
+
+    Attributes:
+        name: Source, model, GPUs and global batch.
+        spec: A study over the knobs in which the rows differ; its baseline is no row, and Megatron refuses it.
+        published: A row's configuration: knobs in which no row differs are as the source ran them, legal for Megatron or not.
+        seconds: Measured step time by configuration; the geometric mean where one was measured several times.
+        machines: The machines, with coefficients fitted without any row of the source.
+        routing: Whether the experts' load was balanced by force.
+        table: The legal candidates, of which only those in `seconds` can be run.
+        left_out: Measured configurations that are no legal candidates.
+    """
+
+    name: str
+    spec: StudySpec
+    published: TrialConfig
+    seconds: Mapping[TrialConfig, float]
+    machines: Machines
+    routing: Routing
+    table: CandidateTable = field(repr=False)
+    left_out: int
+
+    @property
+    def best_s(self) -> float:
+        """The fastest measured step."""
+        return min(self.seconds.values())
+
+    def predictions(self) -> Predictions:
+        """Of every row of the table."""
+        columns = Columns(self.table.workload, self.table.columns.columns, self.published)
+        return predict(columns, self.machines, self.routing)
+
+    def by_prediction(self) -> list[TrialConfig]:
+        """The measured configurations, fastest predicted first."""
+        seconds = self.predictions().step_time_s
+        return sorted(self.seconds, key=lambda config: float(seconds[self.table.find(config)]))
+
+    def by_rule(self) -> list[TrialConfig]:
+        """The measured configurations by the rule "fewest TP x PP, then the largest micro-batch"."""
+        return sorted(self.seconds, key=_rule)
+
+
+def spaces(folder: Path) -> list[Space]:
+    """Every table of the folder with enough different configurations, in the order of its files."""
+    groups: dict[Any, list[TimedRow]] = {}
+    for row in read(folder):
+        if row.source in SOURCES:
+            groups.setdefault((row.source, row.group), []).append(row)
+    found = (space_of(rows) for rows in groups.values() if len({row.measured.config for row in rows}) >= SMALLEST)
+    return [space for space in found if len(space.seconds) >= SMALLEST]
+
+
+def space_of(rows: Sequence[TimedRow]) -> Space:
+    """The space of rows of one workload."""
+    first, spec = rows[0], _spec(rows)
+    table = candidate_table(spec, spec.pools[0])
+    logs: dict[TrialConfig, list[float]] = {}
+    left_out = 0
+    for row in rows:
+        place = table.find(TrialConfig(**{name: getattr(row.measured.config, name) for name in table.knobs}))
+        if place is None:
+            left_out += 1
+        else:
+            logs.setdefault(table.config(place), []).append(np.log(row.measured.step_time_s))
+    machines = Machines(first.gpu, first.links, shipped(first.gpu.name, without=first.source))
+    seconds = {config: float(np.exp(np.mean(values))) for config, values in logs.items()}
+    return Space(spec.name, spec, first.measured.config, seconds, machines, first.measured.routing, table, left_out)
+
+
+def _spec(rows: Sequence[TimedRow]) -> StudySpec:
+    first = rows[0]
+    workload, per_node = first.measured.workload, min(first.measured.workload.world_size, first.links.domain)
+    search = dict(_search([row.measured.config for row in rows]))
+    # What a user runs today is in no table: a baseline that Megatron refuses tells a sampler nothing.
+    baseline = TrialConfig(micro_batch_size=workload.global_batch_size + 1)
+    model = f"h{workload.model.hidden_size}-L{workload.model.num_layers}"
+    return StudySpec(
+        name=f"{first.source}-{model}-g{workload.world_size}-b{workload.global_batch_size}",
+        model=workload.model,
+        pools=({"name": "table", "gpu": first.gpu.name, "nodes": workload.world_size // per_node, "gpus_per_node": per_node},),
+        global_batch_size=workload.global_batch_size,
+        seq_length=workload.seq_length,
+        baseline=baseline,
+        search=search,
+        measurement={"steps": 4, "warmup_steps": 1},
+        confirm={"top": 0},
+    )
+
+
+def _search(configs: Sequence[TrialConfig]) -> Iterator[tuple[str, list[Any]]]:
+    """The knobs in which configurations differ, and always the micro-batch."""
+    for name in TrialConfig.model_fields:
+        values = list(dict.fromkeys(getattr(config, name) for config in configs))
+        if len(values) > 1 or name == "micro_batch_size":
+            yield name, values
+
+
+def _rule(config: TrialConfig) -> tuple[int, int]:
+    return config.tensor_model_parallel_size * config.pipeline_model_parallel_size, -config.micro_batch_size

@@ -1,0 +1,189 @@
+"""Replays published tables of measurements through the real study loop and counts trials until the best is found.
+
+    python benchmarks/search_replay.py FOLDER [--seeds 20] [--most-trials N] [--methods residual,tpe] [--spaces WORD] [--json FILE]
+
+A space is one model, GPU count and global batch with at least 11 measured configurations; only these can be run. Every method by
+name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher that looks the seconds up; the orders (`prediction`,
+`rule`: fewest TP x PP, then the largest micro-batch) are fixed lists. No coefficient was fitted on rows of the replayed source.
+`residual`, `grid` and the orders are deterministic on tables of this size and run once; the others run once per seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from optuna.storages import InMemoryStorage
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
+from autotune.records import TrialResult  # noqa: E402
+from autotune.spec import SamplerName  # noqa: E402
+from benchmarks.replay_spaces import Space, spaces  # noqa: E402
+from launchers.base import Command, StepRecord  # noqa: E402
+from launchers.outcome import Outcome  # noqa: E402
+from search_spaces.config import TrialConfig  # noqa: E402
+from search_spaces.legality import Violation  # noqa: E402
+from search_spaces.model import Workload  # noqa: E402
+
+ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
+DETERMINISTIC = ("residual", "grid", *ORDERS)
+METHODS = ("residual", "prediction", "rule", "grid", "random", "tpe", "gp")
+AFTER = (3, 5, 10)
+_STEPS = 4
+
+
+class ReplayLauncher:
+    """Launches nothing; refuses what was not measured."""
+
+    name = program = "replay"
+    preload: tuple[str, ...] = ()
+
+    def __init__(self, space: Space) -> None:
+        self._seconds = space.seconds
+
+    def refusals(self, workload: Workload, config: TrialConfig) -> list[Violation]:
+        """What is not in the table cannot be run."""
+        return [] if config in self._seconds else [Violation("not_measured", 1.0, "the table has no such configuration")]
+
+    def job(self, workload: Workload, config: TrialConfig, *, steps: int, seed: int) -> dict[str, Any]:
+        """Nothing to run."""
+        return {}
+
+    def command(self, workload: Workload, config: TrialConfig, folder: Path, *, steps: int, seed: int) -> Command:
+        """Nothing to run."""
+        return Command((), {})
+
+    def result(self, config: TrialConfig) -> TrialResult:
+        """A trial with the measured seconds."""
+        seconds = self._seconds[config]
+        steps = (StepRecord(step + 1, step * seconds, seconds, 1.0, 1.0, 0, None) for step in range(_STEPS))
+        return TrialResult(Outcome.COMPLETED, "", tuple(steps))
+
+
+def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
+    """Measured seconds of the configurations that a method tries, in its order."""
+    if method in ORDERS:
+        return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
+    budget = {"trials": min(most_trials, len(space.seconds))}
+    spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": method, "seed": seed, "budget": budget})
+    launcher = ReplayLauncher(space)
+    study = PoolStudy(
+        spec, spec.pools[0], launcher, InMemoryStorage(), lambda study, record: None, predictions=cache(space.predictions)
+    )
+    tried = []
+    while (proposal := study.propose()) is not None:
+        tried.append(space.seconds[proposal.config])
+        study.finish(proposal, launcher.result(proposal.config))
+    return tried
+
+
+def entry(space: Space, method: str, seed: int, most_trials: int) -> dict[str, Any]:
+    """One line of the result."""
+    regrets = np.array(walk(space, method, seed, most_trials)) / space.best_s - 1.0
+    lowest = np.minimum.accumulate(regrets)
+    return {
+        "space": space.name,
+        "n": len(space.seconds),
+        "method": method,
+        "seed": seed,
+        "trials_to_5pct": _first(lowest <= 0.05),
+        "trials_to_2pct": _first(lowest <= 0.02),
+        "trials_to_best": _first(lowest <= 0.0),
+        "regret_after": {str(after): float(lowest[min(after, len(lowest)) - 1]) for after in AFTER},
+    }
+
+
+def _first(reached: np.ndarray) -> int | None:
+    """Number of the first trial that reached it; None where none did."""
+    return int(reached.argmax()) + 1 if reached.any() else None
+
+
+def summary(entries: Sequence[dict[str, Any]], method: str) -> dict[str, float]:
+    """Means over spaces of means over seeds, in percent, with the half width of their 95 % interval; trials to 2 %."""
+    own = [entry for entry in entries if entry["method"] == method]
+    found: dict[str, float] = {}
+    for after in map(str, AFTER):
+        means = np.array(list(_by_space(own, lambda entry, after=after: entry["regret_after"][after]).values()))
+        found[f"regret_{after}"] = 100 * float(means.mean())
+        found[f"regret_{after}_pm"] = 100 * 1.96 * float(means.std(ddof=1)) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+    trials = [entry["trials_to_2pct"] or entry["n"] for entry in own]
+    return {**found, "median": float(np.median(trials)), "p90": float(np.percentile(trials, 90)), "most": float(max(trials))}
+
+
+def _by_space(entries: Sequence[dict[str, Any]], value: Any) -> dict[str, float]:
+    every: dict[str, list[float]] = {}
+    for item in entries:
+        every.setdefault(item["space"], []).append(value(item))
+    return {name: float(np.mean(values)) for name, values in every.items()}
+
+
+def show(entries: Sequence[dict[str, Any]], methods: Sequence[str], top5: float) -> None:
+    """Print the table."""
+    names = {entry["space"] for entry in entries}
+    title = f"{len(names)} spaces; top 5 of the prediction within 3 % of the best in {top5:.0%}"
+    table = Table("method", *(f"regret after {after}, %" for after in AFTER), "trials to 2 %: median", "p90", "most", title=title)
+    for method in methods:
+        row = summary(entries, method)
+        regrets = (f"{row[f'regret_{after}']:.2f} ±{row[f'regret_{after}_pm']:.2f}" for after in AFTER)
+        table.add_row(method, *regrets, *(f"{row[name]:.0f}" for name in ("median", "p90", "most")))
+    Console(width=140).print(table)
+
+
+def top5_share(found: Sequence[Space]) -> float:
+    """Share of the spaces in which one of the five fastest predicted is within 3 % of the best."""
+    return float(np.mean([min(space.seconds[c] for c in space.by_prediction()[:5]) <= 1.03 * space.best_s for space in found]))
+
+
+def _run(folder: Path, job: tuple[str, str, int], most_trials: int) -> dict[str, Any]:
+    name, method, seed = job
+    return entry(_spaces(folder)[name], method, seed, most_trials)
+
+
+@cache
+def _spaces(folder: Path) -> dict[str, Space]:
+    return {space.name: space for space in spaces(folder)}
+
+
+def main() -> int:
+    """Run all methods on all spaces."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--most-trials", type=int, default=10_000)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--spaces", default="", help="only those whose name contains this")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    methods = options.methods.split(",")
+    if unknown := set(methods) - {*get_args(SamplerName), *ORDERS}:
+        parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
+    found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
+    if not found:
+        parser.error(f"{options.folder}: no table with enough measured configurations")
+    seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
+    jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
+    with ProcessPoolExecutor(options.workers) as pool:
+        run = partial(_run, options.folder, most_trials=options.most_trials)
+        entries = list(pool.map(run, jobs, chunksize=4))
+    show(entries, methods, top5_share(list(found.values())))
+    if left_out := sum(space.left_out for space in found.values()):
+        print(f"{left_out} measured rows are no legal candidates and were left out")
+    if options.json:
+        options.json.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""What out-of-memory and other failures tell of the candidates that were not tried."""
+
+import numpy as np
+import pytest
+
+from autotune.feasibility import LARGER_THAN_OOM, Memory, succeeds
+
+LOAD = np.log(np.array([0.5, 0.8, 0.95, 1.0, 1.05, 1.4]))
+NONE = np.array([], dtype=np.intp)
+
+
+def memory(recompute=0):
+    return Memory(LOAD, np.broadcast_to(recompute, LOAD.shape))
+
+
+def test_before_any_trial_the_expectation_decides():
+    fits = memory().fits(NONE, NONE)
+    assert fits[0] > 0.99
+    assert fits[3] == pytest.approx(0.5, abs=0.01)
+    assert fits[5] < 0.01
+
+
+@pytest.mark.parametrize("out_of_memory", [[], [2], [2, 4], [0]])
+@pytest.mark.parametrize("fitted", [[], [1], [4]])
+def test_never_rises_with_predicted_memory(out_of_memory, fitted):
+    fits = memory().fits(np.array(out_of_memory, dtype=np.intp), np.array(fitted, dtype=np.intp))
+    assert np.all(np.diff(fits) <= 1e-12)
+
+
+def test_a_measured_oom_teaches_the_bias_of_the_prediction():
+    """0.95 of the memory ran out: 0.8 fits less surely than before, and 1.0 hardly."""
+    before, after = memory().fits(NONE, NONE), memory().fits(np.array([2]), NONE)
+    assert after[1] < before[1]
+    assert after[3] < LARGER_THAN_OOM * before[3] * 1.01
+
+
+def test_a_measured_fit_teaches_it_as_well():
+    before, after = memory().fits(NONE, NONE), memory().fits(NONE, np.array([4]))
+    assert after[4] > 0.6 > 0.4 > before[4]
+
+
+def test_only_larger_ones_under_the_same_recompute_are_ranked_down():
+    other = Memory(LOAD, np.array([0, 0, 0, 1, 0, 1]))
+    assert other.larger_than(np.array([1])).tolist() == [False, True, True, False, True, False]
+
+
+def test_nothing_is_ever_impossible():
+    assert np.all(memory().fits(np.array([0]), NONE)[:4] > 0)
+
+
+KNOBS = np.array([[tp, size] for tp in range(4) for size in range(4)], dtype=float)
+EVERY = np.arange(16)
+
+
+def test_without_failures_all_succeed():
+    assert np.all(succeeds(KNOBS, np.array([0, 5]), [False, False], EVERY) == 1.0)
+
+
+def test_neighbours_of_failures_are_less_likely_than_those_of_successes():
+    chance = succeeds(KNOBS, np.array([0, 1, 14, 15]), [True, True, False, False], EVERY)
+    assert chance[4] < 0.6 < chance[11]
+    assert np.all(chance > 0)
