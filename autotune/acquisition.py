@@ -17,6 +17,8 @@ SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
 FIRST_BY_MEAN = 2
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
+GAIN = 0.01
+"""A candidate that beats the best by less is no gain worth a trial."""
 CONFIDENCE = 0.8
 """Candidates that keep the limits less surely are tried only where no other is left on the short list."""
 _ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
@@ -63,6 +65,8 @@ class Choice:
         fits: Probability that it fits into memory.
         runs: Probability that it fits and does not fail otherwise.
         keeps: Probability that it keeps the limits.
+        chance_of_gain: Upper bound of the probability that any candidate of the short list beats the best by `GAIN`: the sum of
+            theirs; 1 before there is a best.
         larger_than_oom: Open candidates ranked down because one no larger ran out of memory under the same recompute.
     """
 
@@ -72,6 +76,7 @@ class Choice:
     fits: float
     runs: float
     keeps: float
+    chance_of_gain: float
     larger_than_oom: int
 
 
@@ -103,6 +108,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choi
         fits=float(fits[short[place]]),
         runs=float(runs[place]),
         keeps=float(keeps[place]),
+        chance_of_gain=_chance_of_gain(belief, chance, seen.best(view.limits)),
         larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
     )
 
@@ -126,6 +132,14 @@ def _best_place(belief: Belief, chance: Floats, best: float, believed: Floats, m
     first = measured < FIRST_BY_MEAN and not len(believed)
     place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else improvement).argmax())
     return place, float(improvement.max()) if math.isfinite(best) else math.inf
+
+
+def _chance_of_gain(belief: Belief, chance: Floats, best: float) -> float:
+    """Boole's bound on the probability that any of these runs, keeps the limits and beats the best by `GAIN`."""
+    if math.isinf(best):
+        return 1.0
+    beats = 1.0 - belief.probability_below(best + math.log1p(GAIN))
+    return min(1.0, float((chance * beats).sum()))
 
 
 def _model(view: Outlook, seen: Seen) -> tuple[ResidualModel, Floats]:

@@ -13,8 +13,10 @@ from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
 from launchers.outcome import Outcome
+from search_spaces.candidates import CandidateTable
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import Workload
+from search_spaces.prediction import Predictions
 
 
 class Ledger:
@@ -108,6 +110,16 @@ class Ledger:
         """The completed trial that crosses the limits least; None where nothing completed."""
         completed = [record for record in self.records if record.outcome is Outcome.COMPLETED]
         return min(completed, key=self.infeasibility, default=None)
+
+    def explained(self, table: CandidateTable, predictions: Predictions | None) -> list[str]:
+        """What explains the winner, a line each; nothing where there is none."""
+        best = self.best()
+        if best is None or self.objective is None:
+            return []
+        from autotune.explain_text import explanation_lines  # importance takes a while to import
+
+        baselines = [record for record in self.records if record.phase is Phase.BASELINE and record.outcome is Outcome.COMPLETED]
+        return explanation_lines(best, baselines[-1] if baselines else None, self.records, table, predictions, self.objective)
 
     def _relative_to(self, record: TrialRecord) -> Objective:
         """The objective; relative to this measured trial where there was none."""

@@ -11,7 +11,6 @@ import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
-from autotune.budget import used_up
 from autotune.candidates import Candidates, candidate_table, fingerprint
 from autotune.confirm import next_config
 from autotune.launchable import Launchable
@@ -25,6 +24,7 @@ from autotune.results import END_REASON, PoolResults, results_of, run_spread_of,
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
+from autotune.stopping import Stopping
 from autotune.storage import open_study
 from launchers.base import Launcher
 from launchers.outcome import Outcome
@@ -36,7 +36,6 @@ from search_spaces.prediction import Predictions
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
-_MOST_FOR_CONFIRMING = 1 / 3
 # GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
 _CONSTRAINT = "infeasible"
 
@@ -52,7 +51,7 @@ class PoolStudy:
         table: Megatron's legal candidates.
         refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
-        deadline_s: Unix time at which the study ends; exploring ends earlier, so that the best can be confirmed. None = no limit.
+        stopping: When it has explored enough.
     """
 
     def __init__(
@@ -79,8 +78,7 @@ class PoolStudy:
         self.refit = Refit.of(self.name, spec, pool, self.table, calibrations)
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
-        self.deadline_s: float | None = None
-        self._opened_s = time.time()
+        self.stopping = Stopping(spec)
         self._spec = spec
         self.launcher = launcher
         self._on_record = on_record
@@ -115,6 +113,11 @@ class PoolStudy:
     def results(self) -> PoolResults:
         """What the storage holds now."""
         return results_of(self._optuna, self._spec, self.pool)
+
+    @property
+    def outlook(self) -> tuple[float, float] | None:
+        """What the next trial is expected to gain, and the chance that any does; see `CandidateSampler.outlook`."""
+        return self._sampler.outlook
 
     @property
     def run_spread(self) -> RunSpread:
@@ -160,14 +163,7 @@ class PoolStudy:
     def _enough(self) -> str:
         """Why nothing new is tried any more; empty while it is."""
         self.end_reason = self._ledger.cannot_be_shown()
-        if self.deadline_s is not None and time.time() > self.deadline_s - self._for_confirming_s(self.deadline_s):
-            return "budget: wall time, less what confirming takes"
-        so_far = self._ledger.spent
-        return self.end_reason or used_up(self._spec.budget, replace(so_far, trials=so_far.trials + len(self._running)))
-
-    def _for_confirming_s(self, deadline_s: float) -> float:
-        """Seconds to keep for confirming: what it will take, but never most of the study."""
-        return min(self._ledger.confirming_s(), _MOST_FOR_CONFIRMING * (deadline_s - self._opened_s))
+        return self.end_reason or self.stopping.reason(self._ledger, len(self._running), self.outlook)
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Self
@@ -83,6 +84,9 @@ class Progress:
         for study in self._studies:
             if study.best:
                 parts.append(f"best on {study.pool.name}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
+        for study in self._studies:
+            if (known := study.outlook) is not None:
+                parts.append(f"next on {study.pool.name}: {math.expm1(known[0]):+.1%} expected, {known[1]:.0%} chance of 1 % more")
         if (left_s := self._seconds_left(launched)) is not None:
             parts.append(f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left")
         return "   ".join(parts)

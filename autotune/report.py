@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -48,7 +48,8 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             table.add_row(*row, style="bold" if name == "winner" else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
     warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
-    return Group(table, Text(_verdict(result, warmup_steps)), *warnings, *failures, Text(_counts(result), style="dim"))
+    told = [Text(line) for line in result.explanation]
+    return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
 def _contaminated(result: PoolResults) -> list[str]:
@@ -144,6 +145,8 @@ def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
             "baseline": _record_json(result.baseline),
             "best": _record_json(result.best),
             "best_tokens_per_s": result.best_tokens_per_s,
+            "explanation": list(result.explanation),
+            "spent": asdict(result.spent),
         }
         for result in results
     ]

@@ -38,6 +38,7 @@ class ResidualSampler(BaseSampler):
 
     Attributes:
         expected_improvement: Of the last proposal over the best so far, a logarithm; infinite before there is a best.
+        chance_of_gain: Upper bound of the probability that any open candidate is a gain (`acquisition.GAIN`), at that time.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ResidualSampler(BaseSampler):
             expects: What the study values and allows.
         """
         self.expected_improvement = math.inf
+        self.chance_of_gain = 1.0
         self._candidates = candidates
         self._predictions = predictions
         self._seed = seed
@@ -76,7 +78,7 @@ class ResidualSampler(BaseSampler):
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
             found = choose(view, seen, rows, (self._seed, trial.number))
-        self.expected_improvement = found.improvement
+        self.expected_improvement, self.chance_of_gain = found.improvement, found.chance_of_gain
         why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
         study._storage.set_trial_system_attr(trial._trial_id, WHY, why)
         return dict(self._candidates.params_of_row(found.row))

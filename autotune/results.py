@@ -23,6 +23,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 
 END_REASON = "end_reason"
+EXPLANATION = "explanation"
 _NOTES = "notes"
 
 
@@ -40,6 +41,7 @@ class PoolResults:
         nearest: The completed trial that crosses the limits least, where none is within them.
         spent: What the trials have cost.
         end_reason: Why the study ended; empty where it has not.
+        explanation: What explains the winner, a line each; empty where the study has not ended or nothing won.
         notes: What the study does not do although it was asked for, and how to change that.
     """
 
@@ -52,6 +54,7 @@ class PoolResults:
     nearest: TrialRecord | None
     spent: Spent
     end_reason: str
+    explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -94,6 +97,7 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         nearest=ledger.nearest() if best is None else None,
         spent=ledger.spent,
         end_reason=study.user_attrs.get(END_REASON, ""),
+        explanation=tuple(study.user_attrs.get(EXPLANATION, ())),
         notes=tuple(study.user_attrs.get(_NOTES, ())),
     )
 

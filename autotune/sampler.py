@@ -6,6 +6,7 @@ a legal candidate is told to Optuna as that candidate, never repaired silently.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -68,6 +69,12 @@ class CandidateSampler(BaseSampler):
         self._redraws = redraws
         self._inner = inner
         self._candidates = candidates
+
+    @property
+    def outlook(self) -> tuple[float, float] | None:
+        """Expected improvement of the last proposal, a logarithm, and the chance that any candidate gains; None where unknown."""
+        known = getattr(self._inner, "expected_improvement", math.inf), getattr(self._inner, "chance_of_gain", 1.0)
+        return known if math.isfinite(known[0]) else None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole table's, from the first trial on."""

@@ -67,7 +67,7 @@ class StudySearcher(Searcher):
         self._stopped_by_user = stopped_by_user
         self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
         for study in studies:
-            study.deadline_s = self._deadline_s
+            study.stopping.deadline_s = self._deadline_s
         self._first_trials: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:

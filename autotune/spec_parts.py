@@ -22,6 +22,8 @@ class Budget(Part):
     Attributes:
         trials: Launched trials per pool, the baseline included; confirming runs come on top.
         wall_time_s: Seconds for the whole study.
+        confidence: A pool's study ends before its budget once it is so sure that no further candidate gains 1 %, by the sampler's
+            own model (`residual` only); none = never.
         gpu_hours: GPU-hours per pool, start-up included.
         energy_kwh: Energy of the GPUs per pool, where it can be measured.
         usd: Money per pool; needs the pool's `usd_per_gpu_hour`.
@@ -29,6 +31,7 @@ class Budget(Part):
 
     trials: PositiveInt = 30
     wall_time_s: PositiveFloat | None = None
+    confidence: Annotated[float, Field(gt=0.0, lt=1.0)] | None = 0.95
     gpu_hours: PositiveFloat | None = None
     energy_kwh: PositiveFloat | None = None
     usd: PositiveFloat | None = None

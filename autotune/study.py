@@ -228,5 +228,9 @@ class _ParentOf:
             self._run_id,
             "KILLED" if self._study.end_reason == STOPPED_BY_USER else status,
             metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
-            tags={"end_reason": self._study.end_reason, **({"best_trial": str(best.number)} if best else {})},
+            tags={
+                "end_reason": self._study.end_reason,
+                "mlflow.note.content": "\n\n".join(self._study.results().explanation),
+                **({"best_trial": str(best.number)} if best else {}),
+            },
         )

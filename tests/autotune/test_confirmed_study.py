@@ -149,11 +149,11 @@ def test_exploring_ends_early_enough_for_confirming_within_the_wall_time() -> No
         proposal = replace(proposal, proposed_s=proposal.proposed_s - 10.0)
         study.finish(proposal, measured(proposal))
     # Three contenders three times each, twice as long as the 10 s that a trial takes, are 180 s; at most a third is kept for them.
-    study.deadline_s = time.time() + 190.0
+    study.stopping.deadline_s = time.time() + 190.0
     following = study.propose()
     assert following is not None and following.phase is Phase.EXPLORE
     study.finish(following, measured(following))
-    study.deadline_s = time.time() + 1.0
-    study._opened_s = study.deadline_s - 600.0
+    study.stopping.deadline_s = time.time() + 1.0
+    study.stopping._opened_s = study.stopping.deadline_s - 600.0
     following = study.propose()
     assert following is not None and following.phase is Phase.CONFIRM

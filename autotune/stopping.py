@@ -1,0 +1,52 @@
+"""When a pool's study has explored enough: a budget is used up, or little is left to gain."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from autotune.budget import used_up
+from autotune.ledger import Ledger
+from autotune.spec import StudySpec
+
+_MOST_FOR_CONFIRMING = 1 / 3
+_FEWEST_TO_CONVERGE = 8
+
+
+class Stopping:
+    """The budgets of one pool's study.
+
+    Attributes:
+        deadline_s: Unix time at which the study ends; exploring ends earlier, so that the best can be confirmed. None = no limit.
+    """
+
+    def __init__(self, spec: StudySpec) -> None:
+        self.deadline_s: float | None = None
+        self._opened_s = time.time()
+        self._spec = spec
+
+    def reason(self, ledger: Ledger, running: int, outlook: tuple[float, float] | None) -> str:
+        """Why nothing new is tried any more; empty while it is.
+
+        Args:
+            ledger: What ended.
+            running: Trials that run now.
+            outlook: Expected gain of the next trial, and the chance that any gains; see `CandidateSampler.outlook`.
+        """
+        if self.deadline_s is not None and time.time() > self.deadline_s - self._for_confirming_s(ledger, self.deadline_s):
+            return "budget: wall time, less what confirming takes"
+        so_far = ledger.spent
+        return self._converged(so_far.trials, outlook) or used_up(
+            self._spec.budget, replace(so_far, trials=so_far.trials + running)
+        )
+
+    def _converged(self, trials: int, outlook: tuple[float, float] | None) -> str:
+        """That little is left to gain, and how sure that is; empty while there may be more."""
+        wanted = self._spec.budget.confidence
+        if wanted is None or outlook is None or trials < _FEWEST_TO_CONVERGE or outlook[1] > 1.0 - wanted:
+            return ""
+        return f"converged: the chance that a further trial gains 1 % is {outlook[1]:.1%}"
+
+    def _for_confirming_s(self, ledger: Ledger, deadline_s: float) -> float:
+        """Seconds to keep for confirming: what it will take, but never most of the study."""
+        return min(ledger.confirming_s(), _MOST_FOR_CONFIRMING * (deadline_s - self._opened_s))
