@@ -92,7 +92,7 @@ def _shares(samples: Sequence[Sample], prior: Coefficients) -> tuple[Floats, Flo
 def _pools(rows: Sequence[TimedRow]) -> list[list[int]]:
     pools: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
-        pools.setdefault((row.gpu.name, row.measured.workload.world_size <= row.links.domain), []).append(place)
+        pools.setdefault(row.pool, []).append(place)
     return list(pools.values())
 
 

@@ -48,7 +48,12 @@ LIMITS = {
     "overlap": (0.2, 1.0),
     "imbalance": (1.0, 2.0),
 }
-NOISE = 0.03
+COMMON = {"gemm", "gemm_low", "attention", "memory", "inside", "between"}
+"""Coefficients that clocks and software raise or lower together."""
+
+COMMON_SPREAD = 0.2
+POOL_SPREAD = 0.15
+NOISE = 0.05
 STEP = 1e-3
 
 
@@ -126,6 +131,7 @@ def fit(
     names: Sequence[str] = NAMES,
     weights: Floats | None = None,
     iterations: int = 12,
+    pools: Sequence[str] = (),
 ) -> Coefficients:
     """Coefficients that explain measured steps, near the prior where the samples say nothing.
 
@@ -135,47 +141,69 @@ def fit(
         names: Coefficients to move.
         weights: Of every sample; none = one each.
         iterations: At most so many steps.
+        pools: Of every sample; each pool then gets a factor of its own that is no part of the answer, so that what differs
+            between pools does not pass for what differs between configurations.
     """
     if not samples:
         return prior
     predict = Predictor(samples)
     measured = np.log([sample.measured.step_time_s for sample in samples])
     start = np.array(prior.vector())
-    moved = [NAMES.index(name) for name in names]
-    spread = np.array([PRIOR_SPREAD[name] for name in names])
+    moved, count = [NAMES.index(name) for name in names], len(names)
+    labels = list(dict.fromkeys(pools))
+    member = np.array([[label == own for own in labels] for label in pools], dtype=float).reshape(len(samples), len(labels))
     scale = np.sqrt(weights) if weights is not None else np.ones(len(samples))
 
-    def residuals(shift: Floats) -> Floats:
+    def coefficients(shift: Floats) -> Coefficients:
         logs = start.copy()
-        logs[moved] += shift
-        return (np.log(predict(Coefficients.of_vector(list(logs)))) - measured) / NOISE * scale
+        logs[moved] += shift[:count]
+        return Coefficients.of_vector(list(logs))
 
-    shift = minimise(residuals, spread, _limits(start[moved], spread, names), iterations)
-    logs = start.copy()
-    logs[moved] += shift
-    return Coefficients.of_vector(list(logs))
+    def residuals(shift: Floats) -> Floats:
+        return (np.log(predict(coefficients(shift))) + member @ shift[count:] - measured) / NOISE * scale
+
+    spread = np.array([PRIOR_SPREAD[name] for name in names] + [POOL_SPREAD] * len(labels))
+    common = np.array([COMMON_SPREAD * (name in COMMON) for name in names] + [0.0] * len(labels))
+    precision = np.linalg.inv(np.diag(spread**2) + np.outer(common, common))
+    reach = 3.0 * np.sqrt(spread**2 + common**2)
+    return coefficients(_minimise(residuals, precision, _limits(start[moved], reach, names), iterations))
 
 
-def _limits(start: Floats, spread: Floats, names: Sequence[str]) -> tuple[Floats, Floats]:
-    """How far each logarithm may move: three spreads, and within what is physical."""
+def _limits(start: Floats, reach: Floats, names: Sequence[str]) -> tuple[Floats, Floats]:
+    """How far each logarithm may move: so far, and within what is physical; pools' factors so far."""
+    low, high = -reach, reach.copy()
     physical = np.log([LIMITS.get(name, (1e-6, 1e6)) for name in names]) - start[:, None]
-    return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
+    low[: len(names)] = np.minimum(np.maximum(physical[:, 0], low[: len(names)]), 0.0)
+    high[: len(names)] = np.maximum(np.minimum(physical[:, 1], high[: len(names)]), 0.0)
+    return low, high
 
 
 def minimise(residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int) -> Floats:
-    """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""
-    shift = np.zeros(len(spread))
+    """Robust least squares with a normal prior around zero.
+
+    Args:
+        residuals: Of a shift, in units of the noise.
+        spread: The prior's standard deviations.
+        limits: Lowest and highest shift.
+        iterations: At most so many steps.
+    """
+    return _minimise(residuals, np.diag(spread**-2), limits, iterations)
+
+
+def _minimise(residuals: Callable[[Floats], Floats], precision: Floats, limits: tuple[Floats, Floats], iterations: int) -> Floats:
+    """Iteratively reweighted Levenberg-Marquardt; the prior is given by its inverse covariance."""
+    shift = np.zeros(len(precision))
     damping, now = 1e-2, residuals(shift)
     for _ in range(iterations):
         jacobian = np.stack([(residuals(shift + STEP * unit) - now) / STEP for unit in np.eye(len(shift))], axis=1)
         weight = 1.0 / np.maximum(np.abs(now), 1.0)
-        normal = jacobian.T @ (jacobian * weight[:, None]) + np.diag(spread**-2)
-        slope = jacobian.T @ (now * weight) + shift / spread**2
+        normal = jacobian.T @ (jacobian * weight[:, None]) + precision
+        slope = jacobian.T @ (now * weight) + precision @ shift
         for _ in range(6):
             trial = shift - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
             trial = np.clip(trial, *limits)
             after = residuals(trial)
-            if _loss(after, trial, spread) < _loss(now, shift, spread):
+            if _loss(after, trial, precision) < _loss(now, shift, precision):
                 break
             damping *= 5.0
         else:
@@ -187,7 +215,7 @@ def minimise(residuals: Callable[[Floats], Floats], spread: Floats, limits: tupl
     return shift
 
 
-def _loss(residuals: Floats, shift: Floats, spread: Floats) -> float:
+def _loss(residuals: Floats, shift: Floats, precision: Floats) -> float:
     """Huber's loss of the residuals and the prior's."""
     size = np.abs(residuals)
-    return float(np.where(size < 1, 0.5 * size**2, size - 0.5).sum() + 0.5 * ((shift / spread) ** 2).sum())
+    return float(np.where(size < 1, 0.5 * size**2, size - 0.5).sum() + 0.5 * shift @ precision @ shift)

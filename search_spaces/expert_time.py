@@ -13,7 +13,7 @@ from search_spaces.kernels import Floats, linear
 from search_spaces.layer_time import mlp_piece
 from search_spaces.work import Piece, Shapes, Work, work
 
-_DEDUPLICATED = 0.6  # flex dispatchers send a token once to a domain in which several of its experts live
+_LAUNCHES = 150.0  # routing, sorting, exchange and their bookkeeping, one direction
 
 
 def expert_piece(s: Shapes) -> Piece:
@@ -45,9 +45,9 @@ def expert_piece(s: Shapes) -> Piece:
 
 
 def _launches(s: Shapes, grouped: Bools) -> Floats:
-    """Launches of one direction: routing, sorting, exchange, and some for each local expert (grouped ones cast operands apart)."""
+    """Launches of one direction; those of grouped products and their casts come from C++, a fraction of Python's for each expert."""
     local = (s.model.num_experts or 1) / s.columns.ep
-    return np.asarray(60.0 + local * (np.where(grouped, 4.0, 8.0) + 12.0 * s.low))
+    return np.asarray(_LAUNCHES + local * np.where(grouped, 1.0 + s.low, 8.0 + 12.0 * s.low))
 
 
 def _load(s: Shapes) -> Floats:
@@ -84,11 +84,19 @@ def _exchange(s: Shapes, own: Floats, routed: Floats) -> Floats:
     etp, ep = c.etp.astype(np.float64), c.ep.astype(np.float64)
     group, inner = s.group(ep, etp), s.group(etp, 1.0)
     token = s.model.hidden_size * s.element
-    flex = np.where(c.equals("moe_token_dispatcher_type", "flex"), _DEDUPLICATED, 1.0)
-    all_to_all = 2.0 * group.exchange(routed / etp * token * flex) + np.where(etp > 1, 2.0 * inner.gather(routed * token), 0.0)
+    size = routed / etp * token
+    copies = group.exchange(size)
+    once = group.exchange(size * _once(group.size, s.model.moe_router_topk), size * _once(group.spans, s.model.moe_router_topk))
+    flex = c.equals("moe_token_dispatcher_type", "flex")
+    all_to_all = 2.0 * np.where(flex, once, copies) + np.where(etp > 1, 2.0 * inner.gather(routed * token), 0.0)
     gather = 2.0 * s.group(ep * etp, 1.0).gather(own * ep * etp * token)
     seconds = np.where(c.equals("moe_token_dispatcher_type", "allgather"), gather, all_to_all)
     return np.where(ep * etp > 1, seconds, 0.0)
+
+
+def _once(places: Floats, topk: int) -> Floats:
+    """Distinct places over the copies of a token whose `topk` experts fall evenly on them: flex dispatchers send once to each."""
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** topk) / topk)
 
 
 def _exposed(s: Shapes, exchange: Floats, beside: Floats) -> Floats:

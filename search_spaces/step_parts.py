@@ -72,10 +72,10 @@ def _weigh(holds: list[Floats], table: Floats, rows: Rows) -> Floats:
 
 
 def _hand_over(machine: Machine, columns: Columns) -> Floats:
-    """Seconds per micro-batch for sending activations on and gradients back (one tensor slice per TP rank)."""
+    """Seconds per micro-batch for sending activations on and gradients back (a slice per TP rank with sequence parallelism, else all)."""
     workload, overlap = columns.workload, machine.coefficients.overlap
     stride = np.where(columns.flag("use_tp_pp_dp_mapping"), columns.tp * columns.cp, workload.world_size // columns.pp)
-    size = columns.mbs * workload.seq_length / columns.cp * workload.model.hidden_size * 2.0 / columns.tp
+    size = columns.mbs * workload.seq_length / columns.cp * workload.model.hidden_size * 2.0 / np.where(columns.sp, columns.tp, 1)
     send = Group.of(machine, columns.pp.astype(np.float64), stride).send(size, np.minimum(stride, machine.links.domain))
     chunks = np.maximum(columns.vpp, 1)
     hidden = np.where((chunks > 1) & columns.flag("overlap_p2p_comm"), overlap, 0.0)
