@@ -7,6 +7,7 @@ those chosen so far). They are never among the rows scored. A pool with fewer th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,11 @@ def _shares(samples: Sequence[Sample], prior: Coefficients) -> tuple[Floats, Flo
 
 
 def _pools(rows: Sequence[TimedRow]) -> list[list[int]]:
+    """Rows of one GPU, in one domain or several; a software version is a pool of its own where it has rows enough."""
+    versions = Counter(row.pool for row in rows)
     pools: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
-        pools.setdefault(row.pool, []).append(place)
+        pools.setdefault(row.pool if versions[row.pool] >= 2 * CALIBRATION_ROWS else row.pool[:2], []).append(place)
     return list(pools.values())
 
 

@@ -39,19 +39,20 @@ FAMILIES = {
     "h100": ("h100-sxm-80gb", "h100-pcie-80gb", "h200-sxm-141gb", "gh200-144gb"),
     "b200": ("b200-sxm-180gb", "b300-sxm-270gb", "gb200-186gb", "gb300-279gb"),
 }
-PRIORS = {"a100": Coefficients(), "h100": Coefficients()}  # Blackwell's process and software are Hopper's next, Ampere's are not
-MOST = 24
+FOLLOWS = {"b200": "h100"}  # whose fit is the prior: Blackwell's process and kernels come from Hopper's, not Hopper's from Ampere's
+MOST = 14
 FITTED = tuple(name for name in NAMES if name != "step_ms")  # only a pool's own rows tell it
 WEIGHT = 1.5  # rows that a source and GPU counts for: two sources differ by more than their rows do
 
 
 def chosen(rows: Sequence[TimedRow]) -> list[TimedRow]:
-    """At most `MOST` rows of a source and GPU, whole groups of one workload, evenly spaced over the table."""
+    """At most `MOST` groups of rows of one workload of a source and GPU, evenly spaced over the table."""
     groups: dict[Any, list[TimedRow]] = {}
     for row in rows:
         groups.setdefault(row.group, []).append(row)
-    kept, every = list(groups.values()), max(1, round(len(rows) / MOST))
-    return [row for group in kept[::every] for row in group]
+    kept = list(groups.values())
+    places = np.unique(np.linspace(0, len(kept) - 1, min(MOST, len(kept))).round().astype(int))
+    return [row for place in places for row in kept[place]]
 
 
 def main() -> None:
@@ -62,10 +63,11 @@ def main() -> None:
 def content(folder: Path) -> dict[str, Any]:
     """The coefficients by GPU fitted on all sources, and with each source held out."""
     sources = {name: rows for name, rows in by_source(read(folder)).items() if name in SOURCES}
-    without = (None, *(source for source in SOURCES if source in sources))
+    whole = _fit_families(sources, None, {})
     with ProcessPoolExecutor(2) as pool:
-        fits = dict(zip(without, pool.map(_fit_families, [sources] * len(without), without), strict=True))
-    return {"fitted_on": list(SOURCES), **fits[None], "without": {source: fits[source] for source in without if source}}
+        held_out = list(pool.map(_fit_families, [sources] * len(sources), sources, [whole] * len(sources)))
+    without = {name: _by_gpu(fits) for name, fits in zip(sources, held_out, strict=True)}
+    return {"fitted_on": list(sources), **_by_gpu(whole), "without": without}
 
 
 def write(content: dict[str, Any]) -> None:
@@ -77,14 +79,22 @@ def write(content: dict[str, Any]) -> None:
     Path("search_spaces/coefficients.yaml").write_text(text + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _fit_families(sources: dict[str, list[TimedRow]], without: str | None) -> dict[str, Any]:
-    """Coefficients by GPU; a family's fit is the prior of the next."""
+def _fit_families(sources: dict[str, list[TimedRow]], without: str | None, whole: dict[str, Coefficients]) -> dict[str, Coefficients]:
+    """Coefficients by family; a family's fit is the prior of the next. Families that the held-out source does not touch are left out."""
     kept = [row for name, rows in sources.items() if name != without for row in _per_gpu(rows)]
-    found, prior = {}, Coefficients()
-    for family, names in FAMILIES.items():
-        prior = _fit([row for row in kept if row.gpu.name in names], PRIORS.get(family, prior))
-        found |= {name: _plain(prior) for name in names}
-    return {"gpus": found}
+    held_out = {row.gpu.name for row in sources.get(without or "", [])}
+    found: dict[str, Coefficients] = {}
+    for family, gpus in FAMILIES.items():
+        before = FOLLOWS.get(family, "")
+        if without is None or held_out & set(gpus) or before in found:
+            prior = found.get(before, whole.get(before, Coefficients()))
+            found[family] = _fit([row for row in kept if row.gpu.name in gpus], prior)
+            print(without, family, flush=True)
+    return found
+
+
+def _by_gpu(fits: dict[str, Coefficients]) -> dict[str, Any]:
+    return {"gpus": {name: _plain(own) for family, own in fits.items() for name in FAMILIES[family]}}
 
 
 def _per_gpu(rows: Sequence[TimedRow]) -> list[TimedRow]:
@@ -98,7 +108,7 @@ def _fit(rows: Sequence[TimedRow], prior: Coefficients) -> Coefficients:
         counts[row.source, row.gpu.name] = counts.get((row.source, row.gpu.name), 0) + 1
     weights = np.array([WEIGHT / counts[row.source, row.gpu.name] for row in rows])
     samples = [Sample(row.measured, row.gpu, row.links) for row in rows]
-    return fit(samples, prior, FITTED, weights, iterations=8, pools=[row.source for row in rows])
+    return fit(samples, prior, FITTED, weights, iterations=5, pools=[row.source for row in rows])
 
 
 def _plain(coefficients: Coefficients) -> dict[str, float]:

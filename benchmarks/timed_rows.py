@@ -88,17 +88,17 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     ):
         return None
     changes = _software(row, raw)
-    if "EP a2a overlap on" in raw["notes"]:
+    if re.search("EP (a2a )?overlap on|tuned recipe", raw["notes"]):
         changes["overlap_moe_expert_parallel_comm"] = True
     if "CUDA graph full_iteration" in raw["notes"]:
         changes["cuda_graph_impl"] = "full_iteration"
-    elif "CUDA graph transformer_engine" in raw["notes"]:
+    elif re.search(r"CUDA graph (transformer_engine|router)", raw["notes"]):
         changes["cuda_graph_impl"] = "transformer_engine"
     if row.source_group == "megatron-bridge-perf" and row.config.sequence_parallel:
         changes["tp_comm_overlap"] = True  # Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
     measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
-    links = _links(gpu(name), row.source_group, row.gpus_per_node)
+    links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
     return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
 
 
@@ -127,7 +127,8 @@ def _software(row: PublishedRow, raw: Mapping[str, str]) -> dict[str, Any]:
     return changes
 
 
-def _links(device: GpuSpec, source: str, gpus_per_node: int) -> Links:
+def links_of_source(device: GpuSpec, source: str, gpus_per_node: int) -> Links:
+    """How a source's devices are joined."""
     return links_of(device, gpus_per_node, NETWORKS.get(source), own=TWO_PER_PORT)
 
 
@@ -168,7 +169,7 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
     )
     device = gpu("a100-sxm4-80gb")
     measured = Measured(workload, config, float(raw["iteration_time_ms"]) / 1000, "balanced")
-    return TimedRow(f"vtrain-{raw['set']}-{position}", "vtrain", device, _links(device, "vtrain", 8), measured)
+    return TimedRow(f"vtrain-{raw['set']}-{position}", "vtrain", device, links_of_source(device, "vtrain", 8), measured)
 
 
 def _vtrain_recompute(raw: Mapping[str, str]) -> dict[str, Any]:

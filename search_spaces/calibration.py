@@ -33,7 +33,8 @@ PRIOR_SPREAD = {
     "between": 0.4,
     "latency": 0.4,
     "overlap": 0.15,
-    "step_ms": 0.4,
+    "tp_hidden": 0.5,
+    "step_ms": 1.0,
     "micro_batch_ms": 0.8,
     "imbalance": 0.1,
 }
@@ -46,6 +47,7 @@ LIMITS = {
     "between": (0.2, 0.95),
     "latency": (0.5, 4.0),
     "overlap": (0.2, 1.0),
+    "tp_hidden": (0.1, 1.0),
     "imbalance": (1.0, 2.0),
 }
 COMMON = {"gemm", "gemm_low", "attention", "memory", "inside", "between"}

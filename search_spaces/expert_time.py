@@ -16,8 +16,13 @@ from search_spaces.work import Piece, Shapes, Work, work
 _LAUNCHES = 150.0  # routing, sorting, exchange and their bookkeeping, one direction
 
 
-def expert_piece(s: Shapes) -> Piece:
-    """Norm, router, dispatch, experts, combine, shared experts, residual."""
+def expert_piece(s: Shapes, attention: Floats) -> Piece:
+    """Norm, router, dispatch, experts, combine, shared experts, residual.
+
+    Args:
+        s: The shapes.
+        attention: Seconds of the attention block, mean of both directions; the exchange of another micro-batch can run beside it.
+    """
     own = s.tokens / s.tp
     routed = own * s.model.moe_router_topk * s.columns.etp * _load(s)
     grouped = s.columns.flag("moe_grouped_gemm")
@@ -28,7 +33,7 @@ def expert_piece(s: Shapes) -> Piece:
     casts = s.casts(routed * (s.model.hidden_size + s.model.expert_ffn_size / s.columns.etp))
     wide = 3 if s.model.swiglu else 2
     weights = wide * s.model.hidden_size * s.model.expert_ffn_size * (s.model.num_experts or 1) / (s.columns.ep * s.columns.etp)
-    exchange = _exposed(s, _exchange(s, own, routed), products[0])
+    exchange = _exposed(s, _exchange(s, own, routed), attention + (products[0] + products[1]) / 2.0)
     kernels = _launches(s, grouped)
     ahead = work(gemm=products[0], elementwise=around + middle + casts, routing=routing, ep=exchange, host=s.host(kernels))
     back = work(
@@ -101,7 +106,7 @@ def _once(places: Floats, topk: int) -> Floats:
 
 def _exposed(s: Shapes, exchange: Floats, beside: Floats) -> Floats:
     """Seconds of dispatch and combine that nothing hides."""
-    hidden = s.machine.coefficients.overlap * np.minimum(exchange, 1.5 * beside)
+    hidden = s.machine.coefficients.overlap * np.minimum(exchange, beside)
     return np.where(s.columns.flag("overlap_moe_expert_parallel_comm"), exchange - hidden, exchange)
 
 

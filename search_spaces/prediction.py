@@ -7,10 +7,12 @@ never measured, and say how far they may be off: memory by its own upper bound, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import yaml
 
 from search_spaces import memory, power, step_time
 from search_spaces.clock_power import shipped_power
@@ -25,15 +27,20 @@ from search_spaces.step_time import TimeTable
 
 Routing = Literal["balanced", "real"]
 
-STEP_TIME_ERROR = 0.24
-"""Mean absolute error of a step's predicted seconds without any measured row of the pool: 1,439 published rows, each source held
-out of the fit of the coefficients (`benchmarks/accuracy.py`). Sources differ: 17 to 57 %."""
-
-STEP_TIME_ERROR_CALIBRATED = 0.11
-"""The same after at most five measured rows of the pool: 1,362 rows."""
+_ERRORS = Path(__file__).with_name("step_time_error.yaml")
 
 POWER_LIMIT_PART = "power_limit"
 """Seconds that a power or clock limit adds to the sum of the parts of `step_time.PARTS`."""
+
+
+@cache
+def step_time_error(mode: Literal["shipped", "calibrated"]) -> float:
+    """Mean absolute error of predicted step times on published rows, as a share; recorded by `benchmarks/accuracy.py --write`.
+
+    Args:
+        mode: Without any measured row of the pool, each source held out of the fit, or after at most five.
+    """
+    return float(yaml.safe_load(_ERRORS.read_text(encoding="utf-8"))[mode]["error"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,7 @@ class Machines:
     @property
     def step_time_error(self) -> float:
         """Mean absolute error to expect of a step's seconds, as a share."""
-        return STEP_TIME_ERROR_CALIBRATED if self.calibrated else STEP_TIME_ERROR
+        return step_time_error("calibrated" if self.calibrated else "shipped")
 
 
 @dataclass(frozen=True, slots=True)
