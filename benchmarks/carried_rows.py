@@ -2,8 +2,8 @@
 
     python benchmarks/carried_rows.py FOLDER
 
-writes `tests/data/step_times.jsonl` anew: every row of the small sources, evenly spaced workloads of the large ones. One row a line:
-its source, machine, model, workload, the knobs that are not Megatron's defaults, and the measured seconds.
+writes `tests/data/step_times.jsonl` anew: every row of the small sources, evenly spaced workloads of the large ones. One row a
+line: its source, machine, model, workload, the knobs that are not Megatron's defaults, and the measured seconds.
 """
 
 from __future__ import annotations

@@ -79,8 +79,10 @@ def write(content: dict[str, Any]) -> None:
     Path("search_spaces/coefficients.yaml").write_text(text + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _fit_families(sources: dict[str, list[TimedRow]], without: str | None, whole: dict[str, Coefficients]) -> dict[str, Coefficients]:
-    """Coefficients by family; a family's fit is the prior of the next. Families that the held-out source does not touch are left out."""
+def _fit_families(
+    sources: dict[str, list[TimedRow]], without: str | None, whole: dict[str, Coefficients]
+) -> dict[str, Coefficients]:
+    """Coefficients by family, each fit the prior of the one that follows; without those that the held-out source does not touch."""
     kept = [row for name, rows in sources.items() if name != without for row in _per_gpu(rows)]
     held_out = {row.gpu.name for row in sources.get(without or "", [])}
     found: dict[str, Coefficients] = {}

@@ -17,7 +17,7 @@ from search_spaces.model import ModelSpec, Workload
 
 WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
-# InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2 (README of its table)
+# InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
 GPU_NAMES = {"B200-SXM": "b200", "B300-SXM": "b300", "GB300": "gb300", "GB200": "gb200", "H100-SXM-96GB-HBM2e (500 W limit)": ""}
@@ -94,8 +94,8 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
         changes["cuda_graph_impl"] = "full_iteration"
     elif re.search(r"CUDA graph (transformer_engine|router)", raw["notes"]):
         changes["cuda_graph_impl"] = "transformer_engine"
-    if row.source_group == "megatron-bridge-perf" and row.config.sequence_parallel:
-        changes["tp_comm_overlap"] = True  # Megatron-Bridge's performance recipes switch it on wherever TP > 1
+    if row.source_group in ("megatron-bridge-perf", "nemo-launcher") and row.config.sequence_parallel:
+        changes["tp_comm_overlap"] = True  # NeMo's and Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
     measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
@@ -104,7 +104,9 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
 
 def software_of(raw: Mapping[str, str]) -> str:
     """What a source says of the software's version or state (NeMo's release; BigScience's tuning and optimiser)."""
-    stated = re.findall(r"NeMo \d\d\.\d\d(?:\.\d\d)?|after PCIe/NUMA tuning|BF16 optimizer|different branch", raw["source"] + raw["notes"])
+    stated = re.findall(
+        r"NeMo \d\d\.\d\d(?:\.\d\d)?|after PCIe/NUMA tuning|BF16 optimizer|different branch", raw["source"] + raw["notes"]
+    )
     return ", ".join(dict.fromkeys(stated))
 
 

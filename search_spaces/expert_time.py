@@ -50,7 +50,7 @@ def expert_piece(s: Shapes, attention: Floats) -> Piece:
 
 
 def _launches(s: Shapes, grouped: Bools) -> Floats:
-    """Launches of one direction; those of grouped products and their casts come from C++, a fraction of Python's for each expert."""
+    """Launches of one direction; grouped products and their casts are launched from C++, a fraction of Python's for each expert."""
     local = (s.model.num_experts or 1) / s.columns.ep
     return np.asarray(_LAUNCHES + local * np.where(grouped, 1.0 + s.low, 8.0 + 12.0 * s.low))
 

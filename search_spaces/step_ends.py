@@ -89,7 +89,9 @@ def step_ends(machine: Machine, columns: Columns) -> StepEnds:
     strategy = c.equals("data_parallel_sharding_strategy", "optim_grads_params")
     whole = c.flag("use_torch_fsdp2") | (fsdp & strategy)
     sharded = c.flag("use_distributed_optimizer") | whole | (fsdp & ~c.equals("data_parallel_sharding_strategy", "no_shard"))
-    return StepEnds(_ends(machine, c, plain, strides[0], sharded), _ends(machine, c, expert, strides[1], sharded), whole, found.rows)
+    return StepEnds(
+        _ends(machine, c, plain, strides[0], sharded), _ends(machine, c, expert, strides[1], sharded), whole, found.rows
+    )
 
 
 def _ends(machine: Machine, c: Columns, group: Group, stride: Number, sharded: Bools) -> Ends:

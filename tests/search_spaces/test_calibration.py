@@ -66,6 +66,23 @@ def test_one_bad_row_moves_little():
     assert np.median(good) < 0.05
 
 
+def test_what_all_rows_share_is_one_machine_slower_in_all():
+    rows = samples(np.full(len(samples()), 1.25))
+    own = fit(rows[::3][:5], TRUTH)
+    assert own.gemm < TRUTH.gemm and own.memory < TRUTH.memory and own.attention < TRUTH.attention
+    assert error(rows, own).mean() < 0.04
+
+
+def test_a_pool_that_is_slower_as_a_whole_does_not_change_the_shape():
+    rows = samples()
+    slower = samples(np.full(len(rows), 1.2))
+    pools = ["a"] * len(rows) + ["b"] * len(rows)
+    apart = fit([*rows, *slower], Coefficients(), pools=pools)
+    mixed = fit([*rows, *slower], Coefficients())
+    assert abs(np.log(apart.gemm / TRUTH.gemm)) < 0.15
+    assert apart != mixed
+
+
 def test_store_keeps_each_pool_and_software_apart(tmp_path):
     store = Store(tmp_path / "calibration.json")
     store.put("pool-a", "megatron 0.16, torch 2.9", TRUTH, rows=5)
