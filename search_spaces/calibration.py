@@ -28,7 +28,7 @@ PRIOR_SPREAD = {
     "tail": 0.6,
     "attention": 0.3,
     "memory": 0.2,
-    "launch_us": 0.5,
+    "launch_us": 0.3,
     "inside": 0.3,
     "between": 0.4,
     "latency": 0.4,
@@ -50,8 +50,8 @@ LIMITS = {
     "tp_hidden": (0.1, 1.0),
     "imbalance": (1.0, 2.0),
 }
-COMMON = {"gemm", "gemm_low", "attention", "memory", "inside", "between"}
-"""Coefficients that clocks and software raise or lower together."""
+COMMON = {"gemm", "gemm_low", "attention", "memory", "inside"}
+"""Coefficients of one device and its domain: clocks and software raise or lower them together."""
 
 COMMON_SPREAD = 0.2
 POOL_SPREAD = 0.15

@@ -47,8 +47,9 @@ def sources(shared):
 
 def test_calibration_rows_are_chosen_without_measurements(sources):
     samples = [Sample(row.measured, row.gpu, row.links) for row in sources["simumax-b200"]]
-    chosen = choose(samples, Coefficients())
+    chosen, weights = choose(samples, Coefficients())
     assert len(chosen) == len(set(chosen)) == 5
+    assert weights.mean() == pytest.approx(1)
 
 
 @pytest.mark.parametrize(
