@@ -1,9 +1,9 @@
 """Accuracy of predicted step times by source: shipped (the source held out of the fit) and calibrated (five measured rows).
 
-The five rows of a pool (source, GPU, one node or several, software version where ten rows or more have it) are chosen without seeing
-any measurement: the middles of five clusters of the predicted shares of time by part (k-medoids, started with the row of median
-predicted time and then the row farthest from those chosen so far). Each weighs as many rows as its cluster has. They are never among
-the rows scored. A pool with fewer than ten rows gives half of them.
+The five rows of a pool (source, GPU, one node or several, software version where ten rows or more have it) are chosen without
+seeing any measurement: the middles of five clusters of the predicted shares of time by part (k-medoids, started with the row of
+median predicted time and then the row farthest from those chosen so far). Each weighs as many rows as its cluster has. They are
+never among the rows scored. A pool with fewer than ten rows gives half of them.
 """
 
 from __future__ import annotations

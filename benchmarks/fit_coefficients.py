@@ -42,7 +42,7 @@ FAMILIES = {
 FOLLOWS = {"b200": "h100"}  # whose fit is the prior: Blackwell's process and kernels come from Hopper's, not Hopper's from Ampere's
 MOST = 14
 FITTED = tuple(name for name in NAMES if name != "step_ms")  # only a pool's own rows tell it
-WEIGHT = 1.5  # rows that a source and GPU counts for: two sources differ by more than their rows do
+WEIGHT = 4.0  # rows that a source and GPU counts for: two sources differ by more than their rows do
 
 
 def chosen(rows: Sequence[TimedRow]) -> list[TimedRow]:

@@ -76,11 +76,15 @@ def _products(s: Shapes, routed: Floats, grouped: Bools) -> tuple[Floats, Floats
 
 
 def _routing(s: Shapes, own: Floats, routed: Floats) -> Floats:
-    """Seconds of the router and of sorting tokens by expert and back: two reads and writes on both sides of the exchange."""
+    """Seconds of the router and of sorting tokens by expert and back.
+
+    Two reads and writes on both sides of the exchange; flex dispatchers sort while they send, which leaves one side.
+    """
     experts, hidden = s.model.num_experts or 1, s.model.hidden_size
     router = 2.0 * own * hidden * experts / s.machine.gemm_rate(np.bool_(False), np.bool_(True))
     scores = own * experts * 4.0 * 8.0 / s.machine.bandwidth
-    return router + scores + s.moved(8.0 * routed * hidden)
+    passes = np.where(s.columns.equals("moe_token_dispatcher_type", "flex"), 4.0, 8.0)
+    return router + scores + s.moved(passes * routed * hidden)
 
 
 def _exchange(s: Shapes, own: Floats, routed: Floats) -> Floats:
