@@ -1,10 +1,11 @@
 """Accuracy of predicted memory, step time and slow-down on published measurements, by source.
 
-    python benchmarks/accuracy.py FOLDER [--json]
+    python benchmarks/accuracy.py FOLDER [--json] [--write]
 
 Every source is scored with coefficients that were fitted without it ("shipped"), then with a few of its own rows measured
 ("calibrated"); see `accuracy_memory`, `accuracy_time` and `accuracy_power` for which. Under "oom": how rows that ran out of
-memory and rows that ran are called.
+memory and rows that ran are called. `--write` records the mean errors of the step time in `search_spaces/step_time_error.yaml`,
+from which predictions take their error band.
 """
 
 from __future__ import annotations
@@ -12,12 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 from benchmarks import accuracy_memory, accuracy_power, accuracy_time  # noqa: E402  the repository is no package
+
+ERROR_BAND = ROOT / "search_spaces" / "step_time_error.yaml"
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -59,13 +66,29 @@ def _ranking(group: dict[str, Any]) -> str:
     return f"{own}, parameters x tokens {group['tau_parameters_tokens']:.2f}, fewest ranks {group['tau_fewest_ranks']:.2f}"
 
 
+def error_band(groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean absolute error of the step time by mode, each source counted once, and where it was measured."""
+    band: dict[str, Any] = {
+        "source": "published step times, benchmarks/accuracy.py; mean absolute error, each source counted once",
+        "date": date.today().isoformat(),
+    }
+    for mode in ("shipped", "calibrated"):
+        found = [group for group in groups if group["quantity"] == "step_time_s" and group["mode"] == mode]
+        error = sum(group["mape"] for group in found) / len(found)
+        band[mode] = {"error": round(error, 3), "sources": len(found), "rows": sum(group["n"] for group in found)}
+    return band
+
+
 def main() -> None:
     """Print the table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="folder with throughput.csv, megatron_golden.csv, vtrain_a100.csv and power.csv")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--write", action="store_true", help="record the mean errors of the step time in the package")
     options = parser.parse_args()
     found = results(options.folder)
+    if options.write:
+        ERROR_BAND.write_text(yaml.safe_dump(error_band(found["groups"]), sort_keys=False), encoding="utf-8")
     if options.json:
         print(json.dumps(found, indent=1))
         return

@@ -1,12 +1,14 @@
 """Accuracy of predicted step times by source: shipped (the source held out of the fit) and calibrated (five measured rows).
 
-The five rows of a pool (source, GPU, one node or several) are chosen without seeing any measurement: the middles of five clusters
-of the predicted shares of time by part (k-medoids, started with the row of median predicted time and then the row farthest from
-those chosen so far). They are never among the rows scored. A pool with fewer than ten rows gives half of them.
+The five rows of a pool (source, GPU, one node or several, software version where ten rows or more have it) are chosen without
+seeing any measurement: the middles of five clusters of the predicted shares of time by part (k-medoids, started with the row of
+median predicted time and then the row farthest from those chosen so far). Each weighs as many rows as its cluster has. They are
+never among the rows scored. A pool with fewer than ten rows gives half of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,18 +49,18 @@ def _predict(source: str, rows: Sequence[TimedRow]) -> tuple[Floats, Floats, np.
         samples = [_sample(rows[place]) for place in places]
         prior = shipped(rows[places[0]].gpu.name, without=source)
         first[places] = Predictor(samples)(prior)
-        chosen = choose(samples, prior)
+        chosen, weights = choose(samples, prior)
         scored[[places[item] for item in chosen]] = False
-        own = fit([samples[item] for item in chosen], prior)
+        own = fit([samples[item] for item in chosen], prior, weights=weights)
         second[places] = Predictor(samples)(own)
     return first, second, scored
 
 
-def choose(samples: Sequence[Sample], prior: Coefficients) -> list[int]:
-    """The rows to calibrate on, by the rule in the module's docstring."""
+def choose(samples: Sequence[Sample], prior: Coefficients) -> tuple[list[int], Floats]:
+    """The rows to calibrate on and their weights, by the rule in the module's docstring."""
     count = min(CALIBRATION_ROWS, len(samples) // 2)
     if not count:
-        return []
+        return [], np.zeros(0)
     shares, seconds = _shares(samples, prior)
     chosen = [int(np.argsort(seconds, kind="stable")[len(seconds) // 2])]
     while len(chosen) < count:
@@ -67,7 +69,9 @@ def choose(samples: Sequence[Sample], prior: Coefficients) -> list[int]:
         nearest = _distances(shares, chosen).argmin(axis=1)
         chosen = [_middle(shares, np.flatnonzero(nearest == place)) for place in range(count) if (nearest == place).any()]
         count = len(chosen)
-    return list(dict.fromkeys(chosen))
+    chosen = list(dict.fromkeys(chosen))
+    stands_for = np.bincount(_distances(shares, chosen).argmin(axis=1), minlength=len(chosen))
+    return chosen, stands_for / stands_for.mean()
 
 
 def _distances(shares: Floats, rows: Sequence[int]) -> Floats:
@@ -90,9 +94,11 @@ def _shares(samples: Sequence[Sample], prior: Coefficients) -> tuple[Floats, Flo
 
 
 def _pools(rows: Sequence[TimedRow]) -> list[list[int]]:
+    """Rows of one GPU, in one domain or several; a software version is a pool of its own where it has rows enough."""
+    versions = Counter(row.pool for row in rows)
     pools: dict[Any, list[int]] = {}
     for place, row in enumerate(rows):
-        pools.setdefault((row.gpu.name, row.measured.workload.world_size <= row.links.domain), []).append(place)
+        pools.setdefault(row.pool if versions[row.pool] >= 2 * CALIBRATION_ROWS else row.pool[:2], []).append(place)
     return list(pools.values())
 
 

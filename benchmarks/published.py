@@ -133,7 +133,7 @@ def _model(raw: Row) -> ModelSpec:
         "num_layers": layers,
         "hidden_size": whole(raw, "hidden", 0),
         "num_attention_heads": whole(raw, "heads", 0),
-        "vocab_size": whole(raw, "vocab", 51200),
+        "vocab_size": whole(raw, "vocab", fields.get("vocab_size", 51200)),
     }
     if raw["kv_heads"] and raw["kv_heads"] != raw["heads"] and not fields.get("multi_latent_attention"):
         fields["num_query_groups"] = whole(raw, "kv_heads", 0)

@@ -18,7 +18,8 @@ _GPT = {
 }
 _ALIBI = {**_GPT, "position_embedding_type": "none"}
 _MPT = {**_ALIBI, "add_bias_linear": False}
-_NEMOTRON = {"swiglu": False, "normalization": "LayerNorm"}
+# nvidia/nemotron-3-8b-base-4k model card: SentencePiece vocabulary of 256,000
+_NEMOTRON = {"swiglu": False, "normalization": "LayerNorm", "vocab_size": 256000}
 _QWEN_MOE = {"kv_channels": 128, "qk_layernorm": True}
 _MLA = {
     "multi_latent_attention": True,

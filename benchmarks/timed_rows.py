@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from search_spaces.model import ModelSpec, Workload
 
 WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
+# InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
+OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
+HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
 GPU_NAMES = {"B200-SXM": "b200", "B300-SXM": "b300", "GB300": "gb300", "GB200": "gb200", "H100-SXM-96GB-HBM2e (500 W limit)": ""}
 TWO_PER_PORT = {
     "two-per-hdr": LinkSpec(bandwidth_gb_s=25, latency_us=8, devices_per_port=2, source="four HDR ports for eight GPUs"),
@@ -34,6 +38,7 @@ class TimedRow:
         gpu: The device.
         links: How the devices are joined.
         measured: Workload, configuration and seconds.
+        software: Version or state of the software that the source tells apart; empty where it does not.
     """
 
     id: str
@@ -41,6 +46,12 @@ class TimedRow:
     gpu: GpuSpec
     links: Links
     measured: Measured
+    software: str = ""
+
+    @property
+    def pool(self) -> tuple[str, bool, str]:
+        """What is calibrated together: GPU, one domain or several, software."""
+        return self.gpu.name, self.measured.workload.world_size <= self.links.domain, self.software
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -76,25 +87,50 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
         or "lora" in raw["workload"].lower()
     ):
         return None
-    changes: dict[str, Any] = {}
-    if row.source_group in OLD_KERNELS:
-        changes["attention_backend"] = "unfused"
-    if "EP a2a overlap on" in raw["notes"]:
+    changes = _software(row, raw)
+    if re.search("EP (a2a )?overlap on|tuned recipe", raw["notes"]):
         changes["overlap_moe_expert_parallel_comm"] = True
     if "CUDA graph full_iteration" in raw["notes"]:
         changes["cuda_graph_impl"] = "full_iteration"
-    elif "CUDA graph transformer_engine" in raw["notes"]:
+    elif re.search(r"CUDA graph (transformer_engine|router)", raw["notes"]):
         changes["cuda_graph_impl"] = "transformer_engine"
-    if row.source_group == "megatron-bridge-perf" and row.config.sequence_parallel:
-        changes["tp_comm_overlap"] = True  # Megatron-Bridge's performance recipes switch it on wherever TP > 1
-    if not row.facts.grad_reduce_in_fp32:
-        changes["main_grads_dtype"] = "bf16"
+    if row.source_group in ("megatron-bridge-perf", "nemo-launcher") and row.config.sequence_parallel:
+        changes["tp_comm_overlap"] = True  # NeMo's and Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
     measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
-    return TimedRow(row.id, row.source_group, gpu(name), _links(gpu(name), row.source_group, row.gpus_per_node), measured)
+    links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
+    return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
 
 
-def _links(device: GpuSpec, source: str, gpus_per_node: int) -> Links:
+def software_of(raw: Mapping[str, str]) -> str:
+    """What a source says of the software's version or state (NeMo's release; BigScience's tuning and optimiser)."""
+    stated = re.findall(
+        r"NeMo \d\d\.\d\d(?:\.\d\d)?|after PCIe/NUMA tuning|BF16 optimizer|different branch", raw["source"] + raw["notes"]
+    )
+    return ", ".join(dict.fromkeys(stated))
+
+
+def _software(row: PublishedRow, raw: Mapping[str, str]) -> dict[str, Any]:
+    """Knobs that follow from the software of a source."""
+    changes: dict[str, Any] = {}
+    if row.source_group in OLD_KERNELS:
+        changes["attention_backend"] = "unfused"
+    if row.source_group in FLASH_2:
+        changes["attention_backend"] = "flash"
+    if row.source_group in OVERLAPPED:
+        changes["overlap_grad_reduce"] = True
+    copies = re.search(r"ZeRO-1 group=(\d+)", raw["optimizer_sharding"])
+    if copies:
+        ranks = row.workload.world_size // (row.config.tensor_model_parallel_size * row.config.pipeline_model_parallel_size)
+        changes["num_distributed_optimizer_instances"] = max(ranks // int(copies.group(1)), 1)
+    half = row.source_group in HALF_GRADIENTS and "fp32 gradient accumulation" not in raw["notes"]
+    if half or not row.facts.grad_reduce_in_fp32:
+        changes["main_grads_dtype"] = "bf16"
+    return changes
+
+
+def links_of_source(device: GpuSpec, source: str, gpus_per_node: int) -> Links:
+    """How a source's devices are joined."""
     return links_of(device, gpus_per_node, NETWORKS.get(source), own=TWO_PER_PORT)
 
 
@@ -130,11 +166,12 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         micro_batch_size=int(raw["micro_batch"]),
         precision="fp16",
         attention_backend="unfused",
+        main_grads_dtype="bf16",
         **_vtrain_recompute(raw),
     )
     device = gpu("a100-sxm4-80gb")
     measured = Measured(workload, config, float(raw["iteration_time_ms"]) / 1000, "balanced")
-    return TimedRow(f"vtrain-{raw['set']}-{position}", "vtrain", device, _links(device, "vtrain", 8), measured)
+    return TimedRow(f"vtrain-{raw['set']}-{position}", "vtrain", device, links_of_source(device, "vtrain", 8), measured)
 
 
 def _vtrain_recompute(raw: Mapping[str, str]) -> dict[str, Any]:

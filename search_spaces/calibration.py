@@ -28,12 +28,13 @@ PRIOR_SPREAD = {
     "tail": 0.6,
     "attention": 0.3,
     "memory": 0.2,
-    "launch_us": 0.5,
+    "launch_us": 0.3,
     "inside": 0.3,
     "between": 0.4,
     "latency": 0.4,
     "overlap": 0.15,
-    "step_ms": 0.4,
+    "tp_hidden": 0.5,
+    "step_ms": 1.0,
     "micro_batch_ms": 0.8,
     "imbalance": 0.1,
 }
@@ -46,11 +47,18 @@ LIMITS = {
     "between": (0.2, 0.95),
     "latency": (0.5, 4.0),
     "overlap": (0.2, 1.0),
+    "tp_hidden": (0.1, 1.0),
     "imbalance": (1.0, 2.0),
 }
 ESTIMATED = 3.0
 """How much wider the priors are where the device's figures are no datasheet's (`cpu`); no share of them is then impossible."""
-NOISE = 0.03
+
+COMMON = {"gemm", "gemm_low", "attention", "memory", "inside"}
+"""Coefficients of one device and its domain: clocks and software raise or lower them together."""
+
+COMMON_SPREAD = 0.2
+POOL_SPREAD = 0.15
+NOISE = 0.08  # the model's own error within a pool is larger than a measurement's
 STEP = 1e-3
 
 
@@ -129,6 +137,7 @@ def fit(
     weights: Floats | None = None,
     iterations: int = 12,
     start: Coefficients | None = None,
+    pools: Sequence[str] = (),
 ) -> Coefficients:
     """Coefficients that explain measured steps, near the prior where the samples say nothing.
 
@@ -139,58 +148,77 @@ def fit(
         weights: Of every sample; none = one each.
         iterations: At most so many steps.
         start: Where to begin, e.g. an earlier fit of most of these samples; none = the prior.
+        pools: Of every sample; each pool then gets a factor of its own that is no part of the answer, so that what differs
+            between pools does not pass for what differs between configurations.
     """
     if not samples:
         return prior
     predict = Predictor(samples)
     measured = np.log([sample.measured.step_time_s for sample in samples])
     origin = np.array(prior.vector())
-    moved = [NAMES.index(name) for name in names]
-    estimated = samples[0].gpu.vendor == "cpu"
-    spread = np.array([PRIOR_SPREAD[name] for name in names]) * (ESTIMATED if estimated else 1.0)
-    limits = _limits(origin[moved], spread, {} if estimated else LIMITS, names)
+    moved, count = [NAMES.index(name) for name in names], len(names)
+    labels = list(dict.fromkeys(pools))
+    member = np.array([[label == own for own in labels] for label in pools], dtype=float).reshape(len(samples), len(labels))
     scale = np.sqrt(weights) if weights is not None else np.ones(len(samples))
 
     def at(shift: Floats) -> Coefficients:
         logs = origin.copy()
-        logs[moved] += shift
+        logs[moved] += shift[:count]
         return Coefficients.of_vector(list(logs))
 
     def residuals(shift: Floats) -> Floats:
-        return (np.log(predict(at(shift))) - measured) / NOISE * scale
+        return (np.log(predict(at(shift))) + member @ shift[count:] - measured) / NOISE * scale
 
-    begin = np.clip(np.array((start or prior).vector())[moved] - origin[moved], *limits)
-    return at(minimise(residuals, spread, limits, iterations, begin))
+    estimated = samples[0].gpu.vendor == "cpu"
+    wider = ESTIMATED if estimated else 1.0
+    spread = np.array([wider * PRIOR_SPREAD[name] for name in names] + [POOL_SPREAD] * len(labels))
+    common = np.array([COMMON_SPREAD * (name in COMMON) for name in names] + [0.0] * len(labels))
+    precision = np.linalg.inv(np.diag(spread**2) + np.outer(common, common))
+    limits = _limits(origin[moved], 3.0 * np.sqrt(spread**2 + common**2), {} if estimated else LIMITS, names)
+    begin = np.zeros(len(spread))
+    begin[:count] = np.array((start or prior).vector())[moved] - origin[moved]
+    return at(_minimise(residuals, precision, limits, iterations, np.clip(begin, *limits)))
 
 
 def _limits(
-    origin: Floats, spread: Floats, possible: Mapping[str, tuple[float, float]], names: Sequence[str]
+    origin: Floats, reach: Floats, possible: Mapping[str, tuple[float, float]], names: Sequence[str]
 ) -> tuple[Floats, Floats]:
-    """How far each logarithm may move: three spreads, and within what is physically possible."""
+    """How far each logarithm may move: so far, and within what is physically possible; pools' factors so far."""
+    low, high = -reach, reach.copy()
     physical = np.log([possible.get(name, (1e-6, 1e6)) for name in names]) - origin[:, None]
-    return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
+    low[: len(names)] = np.minimum(np.maximum(physical[:, 0], low[: len(names)]), 0.0)
+    high[: len(names)] = np.maximum(np.minimum(physical[:, 1], high[: len(names)]), 0.0)
+    return low, high
 
 
-def minimise(
-    residuals: Callable[[Floats], Floats],
-    spread: Floats,
-    limits: tuple[Floats, Floats],
-    iterations: int,
-    start: Floats | None = None,
+def minimise(residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int) -> Floats:
+    """Robust least squares with a normal prior around zero.
+
+    Args:
+        residuals: Of a shift, in units of the noise.
+        spread: The prior's standard deviations.
+        limits: Lowest and highest shift.
+        iterations: At most so many steps.
+    """
+    return _minimise(residuals, np.diag(spread**-2), limits, iterations, np.zeros(len(spread)))
+
+
+def _minimise(
+    residuals: Callable[[Floats], Floats], precision: Floats, limits: tuple[Floats, Floats], iterations: int, start: Floats
 ) -> Floats:
-    """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""
-    shift = np.zeros(len(spread)) if start is None else start
+    """Iteratively reweighted Levenberg-Marquardt; the prior is given by its inverse covariance."""
+    shift = start
     damping, now = 1e-2, residuals(shift)
     for _ in range(iterations):
         jacobian = np.stack([(residuals(shift + STEP * unit) - now) / STEP for unit in np.eye(len(shift))], axis=1)
         weight = 1.0 / np.maximum(np.abs(now), 1.0)
-        normal = jacobian.T @ (jacobian * weight[:, None]) + np.diag(spread**-2)
-        slope = jacobian.T @ (now * weight) + shift / spread**2
+        normal = jacobian.T @ (jacobian * weight[:, None]) + precision
+        slope = jacobian.T @ (now * weight) + precision @ shift
         for _ in range(6):
             trial = shift - np.linalg.solve(normal + damping * np.diag(np.diag(normal)), slope)
             trial = np.clip(trial, *limits)
             after = residuals(trial)
-            if _loss(after, trial, spread) < _loss(now, shift, spread):
+            if _loss(after, trial, precision) < _loss(now, shift, precision):
                 break
             damping *= 5.0
         else:
@@ -202,7 +230,7 @@ def minimise(
     return shift
 
 
-def _loss(residuals: Floats, shift: Floats, spread: Floats) -> float:
+def _loss(residuals: Floats, shift: Floats, precision: Floats) -> float:
     """Huber's loss of the residuals and the prior's."""
     size = np.abs(residuals)
-    return float(np.where(size < 1, 0.5 * size**2, size - 0.5).sum() + 0.5 * ((shift / spread) ** 2).sum())
+    return float(np.where(size < 1, 0.5 * size**2, size - 0.5).sum() + 0.5 * shift @ precision @ shift)

@@ -56,15 +56,26 @@ class Group:
         outer = size / self.local * (self.spans - 1) / self.spans / self._between
         return np.asarray(local + outer + self._steps)
 
+    @property
+    def slope(self) -> Floats:
+        """Seconds per byte of a large gather or reduce-scatter, latency apart."""
+        big = 1e9
+        return (self.gather(np.float64(big)) - self.gather(np.float64(0.0))) / big
+
     def reduce(self, size: Number) -> Floats:
         """Seconds of an all-reduce of `size` bytes: reduce-scatter and gather."""
         return 2.0 * self.gather(size)
 
-    def exchange(self, size: Number) -> Floats:
-        """Seconds of an all-to-all in which every rank holds `size` bytes."""
+    def exchange(self, size: Number, outer_size: Number | None = None) -> Floats:
+        """Seconds of an all-to-all in which every rank holds `size` bytes.
+
+        Args:
+            size: Bytes of one rank.
+            outer_size: Bytes of which the part for other domains crosses the network; none = the same.
+        """
         count = self.local * self.spans
         inside = size * (self.local - 1) / count / self._inside
-        outer = size * (count - self.local) / count / self._between
+        outer = (size if outer_size is None else outer_size) * (count - self.local) / count / self._between
         return np.asarray(np.maximum(inside, outer) + self._steps)
 
     def send(self, size: Number, senders: Number) -> Floats:

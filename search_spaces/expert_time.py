@@ -13,11 +13,16 @@ from search_spaces.kernels import Floats, linear
 from search_spaces.layer_time import mlp_piece
 from search_spaces.work import Piece, Shapes, Work, work
 
-_DEDUPLICATED = 0.6  # flex dispatchers send a token once to a domain in which several of its experts live
+_LAUNCHES = 150.0  # routing, sorting, exchange and their bookkeeping, one direction
 
 
-def expert_piece(s: Shapes) -> Piece:
-    """Norm, router, dispatch, experts, combine, shared experts, residual."""
+def expert_piece(s: Shapes, attention: Floats) -> Piece:
+    """Norm, router, dispatch, experts, combine, shared experts, residual.
+
+    Args:
+        s: The shapes.
+        attention: Seconds of the attention block, mean of both directions; the exchange of another micro-batch can run beside it.
+    """
     own = s.tokens / s.tp
     routed = own * s.model.moe_router_topk * s.columns.etp * _load(s)
     grouped = s.columns.flag("moe_grouped_gemm")
@@ -28,7 +33,7 @@ def expert_piece(s: Shapes) -> Piece:
     casts = s.casts(routed * (s.model.hidden_size + s.model.expert_ffn_size / s.columns.etp))
     wide = 3 if s.model.swiglu else 2
     weights = wide * s.model.hidden_size * s.model.expert_ffn_size * (s.model.num_experts or 1) / (s.columns.ep * s.columns.etp)
-    exchange = _exposed(s, _exchange(s, own, routed), products[0])
+    exchange = _exposed(s, _exchange(s, own, routed), attention + (products[0] + products[1]) / 2.0)
     kernels = _launches(s, grouped)
     ahead = work(gemm=products[0], elementwise=around + middle + casts, routing=routing, ep=exchange, host=s.host(kernels))
     back = work(
@@ -45,9 +50,9 @@ def expert_piece(s: Shapes) -> Piece:
 
 
 def _launches(s: Shapes, grouped: Bools) -> Floats:
-    """Launches of one direction: routing, sorting, exchange, and some for each local expert (grouped ones cast operands apart)."""
+    """Launches of one direction; grouped products and their casts are launched from C++, a fraction of Python's for each expert."""
     local = (s.model.num_experts or 1) / s.columns.ep
-    return np.asarray(60.0 + local * (np.where(grouped, 4.0, 8.0) + 12.0 * s.low))
+    return np.asarray(_LAUNCHES + local * np.where(grouped, 1.0 + s.low, 8.0 + 12.0 * s.low))
 
 
 def _load(s: Shapes) -> Floats:
@@ -71,11 +76,15 @@ def _products(s: Shapes, routed: Floats, grouped: Bools) -> tuple[Floats, Floats
 
 
 def _routing(s: Shapes, own: Floats, routed: Floats) -> Floats:
-    """Seconds of the router and of sorting tokens by expert and back: two reads and writes on both sides of the exchange."""
+    """Seconds of the router and of sorting tokens by expert and back.
+
+    Two reads and writes on both sides of the exchange; flex dispatchers sort while they send, which leaves one side.
+    """
     experts, hidden = s.model.num_experts or 1, s.model.hidden_size
     router = 2.0 * own * hidden * experts / s.machine.gemm_rate(np.bool_(False), np.bool_(True))
     scores = own * experts * 4.0 * 8.0 / s.machine.bandwidth
-    return router + scores + s.moved(8.0 * routed * hidden)
+    passes = np.where(s.columns.equals("moe_token_dispatcher_type", "flex"), 4.0, 8.0)
+    return router + scores + s.moved(passes * routed * hidden)
 
 
 def _exchange(s: Shapes, own: Floats, routed: Floats) -> Floats:
@@ -84,16 +93,24 @@ def _exchange(s: Shapes, own: Floats, routed: Floats) -> Floats:
     etp, ep = c.etp.astype(np.float64), c.ep.astype(np.float64)
     group, inner = s.group(ep, etp), s.group(etp, 1.0)
     token = s.model.hidden_size * s.element
-    flex = np.where(c.equals("moe_token_dispatcher_type", "flex"), _DEDUPLICATED, 1.0)
-    all_to_all = 2.0 * group.exchange(routed / etp * token * flex) + np.where(etp > 1, 2.0 * inner.gather(routed * token), 0.0)
+    size = routed / etp * token
+    copies = group.exchange(size)
+    once = group.exchange(size * _once(group.size, s.model.moe_router_topk), size * _once(group.spans, s.model.moe_router_topk))
+    flex = c.equals("moe_token_dispatcher_type", "flex")
+    all_to_all = 2.0 * np.where(flex, once, copies) + np.where(etp > 1, 2.0 * inner.gather(routed * token), 0.0)
     gather = 2.0 * s.group(ep * etp, 1.0).gather(own * ep * etp * token)
     seconds = np.where(c.equals("moe_token_dispatcher_type", "allgather"), gather, all_to_all)
     return np.where(ep * etp > 1, seconds, 0.0)
 
 
+def _once(places: Floats, topk: int) -> Floats:
+    """Distinct places over the copies of a token whose `topk` experts fall evenly on them: flex dispatchers send once to each."""
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** topk) / topk)
+
+
 def _exposed(s: Shapes, exchange: Floats, beside: Floats) -> Floats:
     """Seconds of dispatch and combine that nothing hides."""
-    hidden = s.machine.coefficients.overlap * np.minimum(exchange, 1.5 * beside)
+    hidden = s.machine.coefficients.overlap * np.minimum(exchange, beside)
     return np.where(s.columns.flag("overlap_moe_expert_parallel_comm"), exchange - hidden, exchange)
 
 

@@ -23,6 +23,8 @@ TILE = 128
 SHORT_INNER = 96.0
 MISALIGNED = 0.08
 NO_TENSOR_CORE = 10.0
+REFERENCE_W_PER_TFLOPS = 0.7  # board power over dense 16-bit peak of an H100 SXM
+OLD_FLASH = 0.5  # flash attention 2 against kernels written for Hopper and later (Shah et al. 2024: 35 % of peak against 75 %)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,24 @@ class Machine:
         """Bytes/s of device memory that element-wise kernels reach."""
         return self.gpu.memory_bandwidth_gb_s * 1e9 * self.coefficients.memory
 
+    @property
+    def watts_share(self) -> float:
+        """Clock that the board's watts allow in matrix products, over that of `REFERENCE_W_PER_TFLOPS`.
+
+        A large product runs at the power limit; watts grow about as the square of the clock there, so the rate as their root.
+        Devices with more watts for an operation (older, or not for products) reach their clock.
+        """
+        gpu = self.gpu
+        watts = gpu.tdp_w / gpu.dies_per_package / (gpu.peak("bf16") / 1e12)
+        return float(np.sqrt(min(watts / REFERENCE_W_PER_TFLOPS, 1.0)))
+
     def gemm_rate(self, low_precision: Number, full_precision: Number) -> Floats:
         """Operations/s of a large aligned matrix product: 8-bit, 32-bit, else 16-bit."""
         c, gpu = self.coefficients, self.gpu
-        wide = gpu.peak("tf32" if gpu.vendor != "cpu" else "fp32") * c.gemm
-        narrow = gpu.peak("fp8") * (c.gemm_low if "fp8" in gpu.peak_tflops else c.gemm)
-        return np.where(full_precision, wide, np.where(low_precision, narrow, gpu.peak("bf16") * c.gemm))
+        low = c.gemm_low if "fp8" in gpu.peak_tflops else c.gemm
+        gemm, low = c.gemm * self.watts_share, low * self.watts_share
+        wide = gpu.peak("tf32" if gpu.vendor != "cpu" else "fp32") * gemm
+        return np.where(full_precision, wide, np.where(low_precision, gpu.peak("fp8") * low, gpu.peak("bf16") * gemm))
 
 
 def alignment(*dimensions: Number) -> Floats:

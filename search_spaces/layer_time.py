@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from search_spaces.kernels import Floats, fused_attention, linear, unfused_attention
+from search_spaces.kernels import OLD_FLASH, Floats, fused_attention, linear, unfused_attention
 from search_spaces.work import NONE, Piece, Shapes, Work, work
 
 _BACKWARD_HOST = 1.3  # launches of the backward pass come from C++: more kernels, less time for each
@@ -158,7 +158,9 @@ def _core(s: Shapes) -> tuple[Floats, Floats, Floats]:
     """Seconds of core attention forward and backward, and its launches."""
     heads = s.model.num_attention_heads / s.tp
     qk, v = _head(s)
-    fused = fused_attention(s.machine, s.tokens, float(s.seq_length), heads, qk, v)
+    hopper = s.machine.gpu.vendor == "nvidia" and "fp8" in s.machine.gpu.peak_tflops
+    slow = np.where(s.columns.equals("attention_backend", "flash") & np.bool_(hopper), 1.0 / OLD_FLASH, 1.0)
+    fused = [slow * seconds for seconds in fused_attention(s.machine, s.tokens, float(s.seq_length), heads, qk, v)]
     wide = _wide_rate(s)
     plain = unfused_attention(s.machine, wide, s.tokens, float(s.seq_length), heads, qk, v)
     stored = s.columns.equals("attention_backend", "unfused", "local")

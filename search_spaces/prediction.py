@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import yaml
 
 from search_spaces import memory, power, step_time
 from search_spaces.clock_power import shipped_power
@@ -26,18 +28,23 @@ from search_spaces.step_time import TimeTable
 
 Routing = Literal["balanced", "real"]
 
-STEP_TIME_ERROR = 0.24
-"""Mean absolute error of a step's predicted seconds without any measured row of the pool: 1,439 published rows, each source held
-out of the fit of the coefficients (`benchmarks/accuracy.py`). Sources differ: 17 to 57 %."""
-
-STEP_TIME_ERROR_CALIBRATED = 0.11
-"""The same after at most five measured rows of the pool: 1,362 rows."""
+_ERRORS = Path(__file__).with_name("step_time_error.yaml")
 
 CALIBRATING_TRIALS = 5
 """Measured trials from which on the coefficients count as calibrated."""
 
 POWER_LIMIT_PART = "power_limit"
 """Seconds that a power or clock limit adds to the sum of the parts of `step_time.PARTS`."""
+
+
+@cache
+def step_time_error(mode: Literal["shipped", "calibrated"]) -> float:
+    """Mean absolute error of predicted step times on published rows, as a share; recorded by `benchmarks/accuracy.py --write`.
+
+    Args:
+        mode: Without any measured row of the pool, each source held out of the fit, or after at most five.
+    """
+    return float(yaml.safe_load(_ERRORS.read_text(encoding="utf-8"))[mode]["error"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +93,7 @@ class Machines:
         """Mean absolute error to expect of a step's seconds, as a share: these machines' own, else that on published rows."""
         if self.own_error is not None:
             return self.own_error
-        return STEP_TIME_ERROR_CALIBRATED if self.trials >= CALIBRATING_TRIALS else STEP_TIME_ERROR
+        return step_time_error("calibrated" if self.trials >= CALIBRATING_TRIALS else "shipped")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from search_spaces.columns import Bools, Columns
 from search_spaces.communication import Group
 from search_spaces.distinct import distinct
-from search_spaces.kernels import Floats, Machine
+from search_spaces.kernels import Floats, Machine, Number
 from search_spaces.model import ModelSpec
 
 ADAM_BYTES = 30.0
@@ -81,30 +81,37 @@ def step_ends(machine: Machine, columns: Columns) -> StepEnds:
     c = found.columns
     world = c.workload.world_size
     spread = np.where(c.flag("use_tp_pp_dp_mapping"), c.pp, 1)
-    plain = Group.of(machine, (c.dp * c.cp).astype(np.float64), c.tp * spread)
+    strides = c.tp * spread, c.etp * c.ep * spread
+    plain = Group.of(machine, (c.dp * c.cp).astype(np.float64), strides[0])
     copies = np.maximum(world // c.expert_ranks, 1)
-    expert = Group.of(machine, copies.astype(np.float64), c.etp * c.ep * spread)
+    expert = Group.of(machine, copies.astype(np.float64), strides[1])
     fsdp = c.flag("use_megatron_fsdp")
     strategy = c.equals("data_parallel_sharding_strategy", "optim_grads_params")
     whole = c.flag("use_torch_fsdp2") | (fsdp & strategy)
     sharded = c.flag("use_distributed_optimizer") | whole | (fsdp & ~c.equals("data_parallel_sharding_strategy", "no_shard"))
-    return StepEnds(_ends(machine, c, plain, sharded), _ends(machine, c, expert, sharded), whole, found.rows)
+    return StepEnds(
+        _ends(machine, c, plain, strides[0], sharded), _ends(machine, c, expert, strides[1], sharded), whole, found.rows
+    )
 
 
-def _ends(machine: Machine, c: Columns, group: Group, sharded: Bools) -> Ends:
-    """Costs per parameter; a large message's slope, so that latency counts once."""
-    big = 1e9
-    slope = (group.gather(np.float64(big)) - group.gather(np.float64(0.0))) / big
+def _ends(machine: Machine, c: Columns, group: Group, stride: Number, sharded: Bools) -> Ends:
+    """Costs per parameter; a large message's slope, so that latency counts once.
+
+    With several copies of the sharded optimiser, shards are gathered within one and gradients reduced among all.
+    """
+    copies = c.number("num_distributed_optimizer_instances")
+    inner = Group.of(machine, np.maximum(group.size / copies, 1.0), stride)
+    slope = group.slope
     gradient = np.where(c.equals("main_grads_dtype", "bf16"), 2.0, 4.0)
     element = np.where(c.equals("precision", "fp32"), 4.0, 2.0)
-    shards = np.where(sharded, group.size / c.number("num_distributed_optimizer_instances"), 1.0)
+    shards = np.where(sharded, inner.size, 1.0)
     bandwidth = machine.bandwidth
     fraction = c.column("optimizer_offload_fraction")
     away = np.array([float(value) for value in fraction.values])[fraction.codes] * c.flag("optimizer_cpu_offload")
     transfer = 8.0 / machine.links.host.bytes_per_s + ADAM_BYTES / HOST_ADAM_BYTES_PER_S
     return Ends(
-        reduce=np.where(sharded, 1.0, 2.0) * gradient * slope,
-        gather=np.where(sharded, element * slope, 0.0),
+        reduce=gradient * np.where(sharded, inner.slope + np.where(copies > 1, 2.0, 1.0) * (slope - inner.slope), 2.0 * slope),
+        gather=np.where(sharded, element * inner.slope, 0.0),
         update=(ADAM_BYTES * (1.0 - away) / shards + GRADIENT_BYTES) / bandwidth,
         host=away * transfer / shards,
         fixed=3.0 * group.gather(np.float64(0.0)),

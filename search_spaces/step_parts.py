@@ -72,14 +72,18 @@ def _weigh(holds: list[Floats], table: Floats, rows: Rows) -> Floats:
 
 
 def _hand_over(machine: Machine, columns: Columns) -> Floats:
-    """Seconds per micro-batch for sending activations on and gradients back (one tensor slice per TP rank)."""
+    """Seconds per micro-batch for sending activations on and gradients back (slices with sequence parallelism, else all).
+
+    The links are full duplex: 1F1B sends one way while it receives the other (Megatron-Core's send_forward_recv_backward), so that
+    the two messages of a micro-batch take the time of one.
+    """
     workload, overlap = columns.workload, machine.coefficients.overlap
     stride = np.where(columns.flag("use_tp_pp_dp_mapping"), columns.tp * columns.cp, workload.world_size // columns.pp)
-    size = columns.mbs * workload.seq_length / columns.cp * workload.model.hidden_size * 2.0 / columns.tp
+    size = columns.mbs * workload.seq_length / columns.cp * workload.model.hidden_size * 2.0 / np.where(columns.sp, columns.tp, 1)
     send = Group.of(machine, columns.pp.astype(np.float64), stride).send(size, np.minimum(stride, machine.links.domain))
     chunks = np.maximum(columns.vpp, 1)
     hidden = np.where((chunks > 1) & columns.flag("overlap_p2p_comm"), overlap, 0.0)
-    return 2.0 * send * chunks * (1.0 - hidden)
+    return send * chunks * (1.0 - hidden)
 
 
 def _slowest(stages: StageTable, base: Floats, again: Floats, rows: Rows, columns: Columns, hand_over: Floats) -> _Slowest:

@@ -125,7 +125,7 @@ def _pieces(s: Shapes, model: ModelSpec) -> list[Piece]:
     nothing = Piece(NONE, NONE, NONE)
     attention = attention_piece(s)
     dense = attention.plus(mlp_piece(s, model.ffn_size)) if model.has_dense_layers else nothing
-    moe = attention.plus(expert_piece(s)) if model.is_moe else nothing
+    moe = attention.plus(expert_piece(s, (attention.forward.device + attention.backward.device) / 2.0)) if model.is_moe else nothing
     head = head_piece(s)
     return [dense, moe, embedding_piece(s), head, (moe if model.is_moe else dense).plus(head) if model.mtp_num_layers else nothing]
 
@@ -133,12 +133,9 @@ def _pieces(s: Shapes, model: ModelSpec) -> list[Piece]:
 def _visible(piece: Piece, size: int) -> tuple[Floats, Floats]:
     """Device seconds by part, the host's where the device waits for it, and recomputation as one part."""
     both = piece.forward.plus(piece.backward)
-    waits = np.maximum(piece.forward.host - piece.forward.device, 0.0) + np.maximum(
-        piece.backward.host - piece.backward.device, 0.0
-    )
+    waits = piece.forward.waits + piece.backward.waits
     parts = np.stack([np.broadcast_to(part, (size,)) for part in (*both[:7], waits)])
-    again = np.maximum(piece.again.device, piece.again.host)
-    return parts, np.broadcast_to(again, (size,))
+    return parts, np.broadcast_to(piece.again.device + piece.again.waits, (size,))
 
 
 __all__ = ["PARTS", "TimeTable", "estimate", "layer_seconds", "work"]

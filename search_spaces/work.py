@@ -42,7 +42,7 @@ LAYER_KNOBS = (
 
 
 class Work(NamedTuple):
-    """Seconds by kind of work; the host's seconds run beside the device's and count only where they are longer."""
+    """Seconds by kind of work; the host's run beside the device's and count as far as the device waits for them."""
 
     gemm: Floats
     attention: Floats
@@ -65,6 +65,15 @@ class Work(NamedTuple):
     def device(self) -> Floats:
         """Seconds of the device."""
         return self.gemm + self.attention + self.elementwise + self.routing + self.tp + self.cp + self.ep
+
+    @property
+    def waits(self) -> Floats:
+        """Seconds that the device waits for the host.
+
+        Where one is much slower it decides; where they are alike each holds the other up in turn, since neither a kernel's launch
+        nor its run always takes the same: the root of the sum of their squares.
+        """
+        return np.asarray(np.hypot(self.device, self.host) - self.device)
 
 
 def work(**seconds: Floats | float) -> Work:
@@ -170,6 +179,6 @@ class Shapes:
         Args:
             beside: Seconds of products that Megatron runs beside it even without `tp_comm_overlap` (the backward pass's).
         """
-        seconds, hidden = self.tp_exchange(), self.machine.coefficients.overlap
-        always = hidden * np.minimum(seconds, beside) if beside is not None else np.float64(0)
-        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - hidden), seconds - always)
+        seconds, c = self.tp_exchange(), self.machine.coefficients
+        always = c.tp_hidden * np.minimum(seconds, beside) if beside is not None else np.float64(0)
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - always)

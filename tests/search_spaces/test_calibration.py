@@ -66,6 +66,22 @@ def test_one_bad_row_moves_little():
     assert np.median(good) < 0.05
 
 
+def test_what_all_rows_share_is_one_machine_slower_in_all():
+    rows = samples(np.full(len(samples()), 1.25))
+    own = fit(rows[::3][:5], TRUTH)
+    assert own.gemm < TRUTH.gemm
+    assert own.gemm_low < 0.97 * TRUTH.gemm_low  # no row ran in 8 bits
+    assert error(rows, own).mean() < 0.04
+
+
+def test_a_pool_that_is_slower_as_a_whole_does_not_pass_for_a_slow_link():
+    wide = np.array([row.measured.config.tensor_model_parallel_size == 8 for row in samples()])
+    rows = samples(np.where(wide, 1.3, 1.0))
+    apart = fit(rows, TRUTH, pools=["slower" if own else "other" for own in wide])
+    mixed = fit(rows, TRUTH)
+    assert abs(np.log(apart.inside / TRUTH.inside)) < 0.5 * abs(np.log(mixed.inside / TRUTH.inside))
+
+
 def test_store_keeps_each_pool_and_software_apart(tmp_path):
     store = Store(tmp_path / "calibration.json")
     store.put("pool-a", "megatron 0.16, torch 2.9", "study", Calibration(TRUTH, 5))

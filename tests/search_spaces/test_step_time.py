@@ -15,7 +15,7 @@ from search_spaces.gpus import gpu, links_of
 from search_spaces.kernels import Machine, alignment, gemm_seconds
 from search_spaces.model import ModelSpec, Workload
 from search_spaces.step_time import PARTS, estimate
-from search_spaces.work import LAYER_KNOBS
+from search_spaces.work import LAYER_KNOBS, work
 
 DEVICE = gpu("h100")
 LINKS = links_of(DEVICE, 8)
@@ -189,6 +189,59 @@ def test_small_and_misaligned_products_are_less_efficient():
     small = gemm_seconds(machine, 5e14, 512.0, 512.0, 512.0)
     assert small / 512.0**3 > 2 * big / 8192.0**3
     assert alignment(4096, 1024) == 1 < alignment(1800, 4096) < alignment(4096, 12, 108)
+
+
+def test_watts_limit_products_where_an_operation_has_few():
+    shares = {
+        name: Machine(gpu(name), LINKS, Coefficients()).watts_share for name in ("a100", "h100", "h100-pcie-80gb", "b200", "gb300")
+    }
+    assert shares["a100"] == shares["h100"] == pytest.approx(1, abs=0.02)
+    assert shares["h100-pcie-80gb"] < shares["gb300"] < 1
+    assert shares["b200"] < shares["gb300"]
+
+
+def test_host_and_device_hold_each_other_up_where_they_are_alike():
+    def waits(device: float, host: float) -> float:
+        return float(work(gemm=device, host=host).waits)
+
+    assert waits(1.0, 0.0) == 0
+    assert waits(1.0, 0.1) < 0.01
+    assert waits(1.0, 1.0) == pytest.approx(np.sqrt(2) - 1)
+    assert waits(0.01, 1.0) == pytest.approx(0.99, abs=0.001)
+
+
+def test_whole_activations_are_handed_over_without_sequence_parallelism():
+    latency = 4 * 128 / 2 * LINKS.between.latency_s
+    sliced, whole = (step(**DENSE | {"sequence_parallel": on}).row(0)["pp_comm"] for on in (True, False))
+    assert 6 < whole / sliced < 8
+    assert latency < sliced
+
+
+def test_flex_dispatch_sends_a_token_once_to_each_place():
+    exchange = EXPERTS | {"expert_model_parallel_size": 16}
+    plain = step(MOE, **exchange).row(0)["ep_comm"]
+    flex = step(MOE, **exchange | {"moe_token_dispatcher_type": "flex"}).row(0)["ep_comm"]
+    assert 0.2 < flex / plain < 0.8
+
+
+def test_copies_of_the_sharded_optimizer_gather_inside_their_own():
+    def exchange(copies: int) -> float:
+        table = step(world=64, batch=64, use_distributed_optimizer=True, num_distributed_optimizer_instances=copies)
+        return table.row(0)["dp_comm"]
+
+    assert exchange(8) != exchange(1)
+    assert exchange(64) > exchange(8)
+
+
+def test_flash_2_is_slow_on_hopper_only():
+    hopper = [step(attention_backend=kind).row(0)["attention"] for kind in ("flash", "fused")]
+    assert hopper[0] == pytest.approx(2 * hopper[1])
+    workload = Workload(model=GPT3, world_size=8, global_batch_size=8, seq_length=2048)
+    ampere = [
+        estimate(Columns.of(workload, TrialConfig(attention_backend=kind)), gpu("a100"), LINKS, Coefficients()).row(0)["attention"]
+        for kind in ("flash", "fused")
+    ]
+    assert ampere[0] == ampere[1]
 
 
 def test_unknown_gpu_gets_the_general_coefficients():

@@ -1,0 +1,63 @@
+"""The step time against published measurements carried in `tests/data`: errors stay within what was recorded for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.accuracy import error_band
+from benchmarks.accuracy_time import groups_of
+from benchmarks.carried_rows import carried
+from benchmarks.timed_rows import by_source
+from search_spaces.prediction import step_time_error
+
+TOLERANCE = 0.01
+RECORDED: dict[str, tuple[float, float]] = {
+    "sc21-table1": (0.076, 0.029),
+    "bigscience-bloom": (0.101, 0.056),
+    "internevo": (0.034, 0.03),
+    "simumax-b200": (0.051, 0.038),
+    "nemo-launcher": (0.127, 0.075),
+    "vtrain": (0.085, 0.078),
+}
+"""Mean absolute error shipped (source held out of the fit) and calibrated (five rows), as measured on the carried rows."""
+
+
+@pytest.fixture(scope="module")
+def entries() -> Callable[[str], dict[str, dict[str, float]]]:
+    sources = by_source(carried())
+    return lambda source: {entry["mode"]: entry for entry in groups_of(source, sources[source])}
+
+
+@pytest.mark.parametrize("source", RECORDED)
+def test_errors_do_not_get_worse(entries, source):
+    found = entries(source)
+    shipped, calibrated = RECORDED[source]
+    assert found["shipped"]["mape"] <= shipped + TOLERANCE
+    assert found["calibrated"]["mape"] <= calibrated + TOLERANCE
+
+
+def test_ranking_does_not_get_worse(entries):
+    found = entries("bigscience-bloom")["calibrated"]
+    assert found["kendall_tau"] >= 0.5
+    assert found["kendall_tau"] > max(found["tau_parameters_tokens"], found["tau_fewest_ranks"])
+
+
+def test_the_band_counts_each_source_once():
+    groups = [
+        {"quantity": quantity, "mode": mode, "mape": mape, "n": n}
+        for quantity, mode, mape, n in [
+            ("step_time_s", "shipped", 0.1, 1000),
+            ("step_time_s", "shipped", 0.3, 1),
+            ("step_time_s", "calibrated", 0.05, 9),
+            ("slowdown", "shipped", 0.9, 9),
+        ]
+    ]
+    band = error_band(groups)
+    assert band["shipped"] == {"error": 0.2, "sources": 2, "rows": 1001}
+    assert band["calibrated"]["error"] == 0.05
+
+
+def test_predictions_carry_the_recorded_band():
+    assert 0 < step_time_error("calibrated") < step_time_error("shipped") < 0.3
