@@ -31,6 +31,62 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "the requested limit comes back, not what a trial requested",
+        "autotune/power_limits.py",
+        "watts = older.watts if older else gpu.requested_power_limit_w()",
+        "watts = gpu.requested_power_limit_w()",
+        "tests/autotune/test_power_limits.py",
+    ),
+    Mutation(
+        "the restore record is on disk before the limit changes",
+        "autotune/power_limits.py",
+        "            self._write_record(gpu)\n",
+        "",
+        "tests/autotune/test_power_limits.py tests/autotune/test_gpu_guard.py",
+    ),
+    Mutation(
+        "records of a living agent are left alone",
+        "autotune/power_limits.py",
+        "if not is_alive(record.owner)",
+        "if True",
+        "tests/autotune/test_power_limits.py",
+    ),
+    Mutation(
+        "a contaminated trial is repeated once",
+        "autotune/attempts.py",
+        "            self._retries.append((record.config, record.phase))",
+        "            pass",
+        "tests/autotune/test_contamination.py",
+    ),
+    Mutation(
+        "an OOM beside foreign memory is not the configuration's",
+        "autotune/judge.py",
+        "if lost and result.outcome in",
+        "if False and result.outcome in",
+        "tests/autotune/test_contamination.py",
+    ),
+    Mutation(
+        "the interval counts correlated steps for less",
+        "autotune/steady_state.py",
+        "effective = max(1, int(count / correlation_steps))",
+        "effective = count",
+        "tests/autotune/test_steady_state.py",
+    ),
+    Mutation(
+        "two runs differ by both of their spreads",
+        "autotune/run_spread.py",
+        "2.0 * spread.reach**2",
+        "spread.reach**2",
+        "tests/autotune/test_run_spread.py",
+    ),
+    Mutation(
+        "what breaks before a trial is measured is a result",
+        "autotune/trial.py",
+        "verdict.time_s >= self.measured_s",
+        "True",
+        "tests/autotune/test_trial.py",
+    ),
+    Mutation(
         "a failed trial is a constraint violation",
         "autotune/judge.py",
         "return max(1.0, amount) if math.isfinite(amount) else 1.0",
