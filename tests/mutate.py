@@ -186,7 +186,7 @@ MUTATIONS = (
     ),
     Mutation(
         "telemetry: all ones are no watts",
-        "autotune/telemetry/amd.py",
+        "autotune/telemetry/counters.py",
         " or value == _ALL_ONES_16",
         "",
         "tests/telemetry/test_cases_amd.py",
@@ -234,11 +234,11 @@ MUTATIONS = (
         "tests/autotune/test_power_metrics.py",
     ),
     Mutation(
-        "telemetry: a lost board is not read again",
-        "autotune/telemetry/sampler.py",
-        "        if not self.gpu.lost:\n",
-        "        if True:\n",
-        "tests/telemetry/test_cases_nvidia.py",
+        "telemetry: a hole in the readings is not bridged",
+        "autotune/power_curves.py",
+        "holes = steps > MAX_GAP_S",
+        "holes = steps > 1e9",
+        "tests/autotune/test_power_metrics.py",
     ),
     Mutation(
         "telemetry: context GPUs are not charged",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
 from autotune.telemetry.series import NodeTelemetry, Sensor
-from autotune.telemetry.visible import select
+from autotune.telemetry.visible import amd_visible, select
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
@@ -35,6 +36,14 @@ def vendors_of(pool: PoolSpec) -> tuple[str, ...]:
     driver = read_driver()
     loaded = {"nvidia": driver.nvidia is not None, "amd": driver.amdgpu}
     return tuple(vendor for vendor, there in loaded.items() if there)
+
+
+def _physical(vendor: str, ids: tuple[str, ...]) -> tuple[str, ...]:
+    """Ray numbers AMD's GPUs as HIP does, which counts what ROCR's list of visible devices has left."""
+    if vendor != "amd" or not ids:
+        return ids
+    lists = {name: value for name, value in os.environ.items() if name == "ROCR_VISIBLE_DEVICES"}
+    return amd_visible({**lists, "HIP_VISIBLE_DEVICES": ",".join(ids)}) or ids
 
 
 class Recording:
@@ -94,7 +103,7 @@ class NodeGpus:
         for vendor in (*vendors, "host"):
             try:
                 self._gpus += (found := open_gpus(vendor))
-                wanted = found if vendor == "host" else select(found, ids)
+                wanted = found if vendor == "host" else select(found, _physical(vendor, ids))
             except TelemetryError as error:
                 self._problems[vendor] = str(error)
                 continue

@@ -69,7 +69,7 @@ def _one(gpus: Sequence[Gpu], name: str) -> Gpu:
 def _is_named(gpu: Gpu, name: str) -> bool:
     info = gpu.info
     if not name.isdigit():
-        return info.uuid.lower().startswith(name.lower()) or info.pci_bus_id == name.lower()
+        return info.uuid.lower().startswith(name.lower()) or info.pci_bus_id == name.lower() or name in info.aliases
     if info.vendor == "amd":
         return name in info.aliases  # without HIP's own numbers a row of AMD SMI says nothing about HIP's device of that number
     return info.index == int(name) and not is_mig(info.uuid)
