@@ -1,10 +1,11 @@
-"""Which candidates the infrastructure lost, how often, and what of it is launched again."""
+"""Which trials the infrastructure lost or somebody disturbed, how often, and what of it is launched again."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 
-from autotune.records import Phase
+from autotune.records import Phase, TrialRecord
+from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 
 MOST_ATTEMPTS = 3
@@ -22,6 +23,8 @@ class Attempts:
         self.lost_in_a_row = 0
         self._lost: Counter[TrialConfig] = Counter()
         self._retries: deque[tuple[TrialConfig, Phase]] = deque()
+        self._repeated: set[TrialConfig] = set()
+        self._repeats_help = True
 
     @property
     def pool_is_lost(self) -> bool:
@@ -43,9 +46,16 @@ class Attempts:
         """A trial was lost under an earlier driver."""
         self._lost[config] += 1
 
-    def showed_result(self) -> None:
-        """A trial ended by its own doing: the pool works."""
+    def showed_result(self, record: TrialRecord) -> None:
+        """A trial ended by its own doing: the pool works. A contaminated one is run once more, unless that did not help before."""
         self.lost_in_a_row = 0
+        if not record.contaminated:
+            self._repeats_help = True
+        elif record.config in self._repeated:
+            self._repeats_help = False  # the machine stays busy: half of the budget would go into repeats
+        elif self._repeats_help and record.outcome is Outcome.COMPLETED:
+            self._repeated.add(record.config)
+            self._retries.append((record.config, record.phase))
 
     def next_retry(self) -> tuple[TrialConfig, Phase] | None:
         """What to launch again, oldest loss first; None where nothing waits."""

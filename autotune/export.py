@@ -13,7 +13,7 @@ from autotune.records import TrialRecord
 from autotune.results import PoolResults, read_results
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.study import load_launcher
+from autotune.study import check_runnable, load_launcher
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -58,6 +58,7 @@ class Exported:
             [
                 measured,
                 where,
+                *_machine(self.record.config),
                 "# Megatron-LM arguments:",
                 _wrapped(self.megatron_args),
                 "# the same trial by hand:",
@@ -97,11 +98,18 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:
     """The exact command of trial 1 (the baseline) on every pool, for a shell."""
+    check_runnable(spec)
     lines = []
     for pool in spec.pools:
         command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool.name)
         lines.append(f"# pool {pool.name}, {pool.nodes} node(s), on each:\n{shell(command)}")
     return "\n".join(lines)
+
+
+def _machine(config: TrialConfig) -> list[str]:
+    """What must be set on the machines before, because Megatron does not."""
+    watts = config.gpu_power_limit_w
+    return [f"# before: a power limit of {watts} W on every GPU (nvidia-smi -pl {watts}, amd-smi set -o {watts})"] if watts else []
 
 
 def shell(command: Command) -> str:

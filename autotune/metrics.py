@@ -6,9 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.steady_state import median_interval, steady
+from autotune.run_spread import RunSpread, other_runs
+from autotune.steady_state import steady, steady_interval
 from launchers.base import StepRecord
 from search_spaces.model import Workload
+
+_DEFAULT_SPREAD = RunSpread()
 
 
 def tokens_per_s_per_gpu(workload: Workload, step_s: float) -> float:
@@ -39,20 +42,26 @@ def _number_or_none(value: object) -> float | None:
     return None if math.isnan(number := _number(value)) else number
 
 
-def summarise(workload: Workload, steps: Sequence[StepRecord], warmup_steps: int) -> dict[str, float]:
+def summarise(
+    workload: Workload, steps: Sequence[StepRecord], warmup_steps: int, spread: RunSpread = _DEFAULT_SPREAD
+) -> dict[str, float]:
     """Metrics of a trial's steady steps, by name with the unit in it. Only finite values; empty where no step was measured.
 
-    `tokens_per_s_per_gpu_low` and `_high` are the ends of the 95 % interval of the median step time.
+    `tokens_per_s_per_gpu_low` and `_high` are the ends of the interval that holds 95 % of other runs of the same configuration,
+    `step_interval_fraction` is the half-width of the 95 % interval of this run's own median step time, over the median.
     """
     values = steady([step.step_s for step in steps], warmup_steps)
     if not values:
         return {}
-    interval = median_interval(values)
+    within = steady_interval(values)
+    interval = other_runs(within, spread)
     metrics = {
         "tokens_per_s_per_gpu": tokens_per_s_per_gpu(workload, interval.median),
         "tokens_per_s_per_gpu_low": tokens_per_s_per_gpu(workload, interval.high),
         "tokens_per_s_per_gpu_high": tokens_per_s_per_gpu(workload, interval.low),
         "step_time_s": interval.median,
+        "step_interval_fraction": within.half_width,
+        "run_spread_fraction": spread.relative,
         "steady_steps": float(interval.samples),
         "interval_coverage": interval.coverage,
         "first_step_s": steps[0].step_s,

@@ -5,26 +5,36 @@ The agent lives in our environment, the ranks in the pool's own; see `launchers.
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from autotune.contamination import Witness
+from autotune.power_restore import restore_left_behind
+from autotune.run_spread import RunSpread
 from autotune.session_guard import SESSION_VARIABLE
-from autotune.telemetry.node import NodeGpus, run_measured
+from autotune.spec_parts import Measurement
+from autotune.surroundings import Surroundings
+from autotune.telemetry.node import BoardsGuard, NodeGpus, run_measured
 from autotune.telemetry.series import NodeTelemetry
-from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
+from launchers.base import Rendezvous, StepRecord, free_port
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
+log = logging.getLogger(__name__)
 _ALL = "*"
+_MEASUREMENT = Measurement()
 _END_S = 25.0
 
 
@@ -55,6 +65,11 @@ class SlotRequest:
         job: What the program reads.
         limits: Time limits.
         log_folder: Folder for the ranks' logs on each node.
+        measurement: When it is measured well enough, and what happens where somebody else uses its GPUs.
+        gpu_power_limit_w: Power limit of its GPUs; None = as found.
+        beaten_s: Step seconds that the trial has to reach to be of use; it ends where it cannot. None = it runs to its end.
+        spread: Run-to-run spread of the study so far.
+        guards: What its boards may draw while it runs.
     """
 
     trial: str
@@ -62,6 +77,11 @@ class SlotRequest:
     job: dict[str, Any]
     limits: Limits
     log_folder: Path
+    measurement: Measurement = _MEASUREMENT
+    gpu_power_limit_w: int | None = None
+    beaten_s: float | None = None
+    spread: RunSpread = RunSpread()
+    guards: tuple[BoardsGuard, ...] = ()
 
 
 class NodeAgent:
@@ -73,9 +93,13 @@ class NodeAgent:
         self._raylet_pid = os.getppid()
         self._check_labels()
         self._gpus = self._assigned_gpus()
+        if self._gpus:
+            for problem in restore_left_behind()[1]:
+                log.warning("%s", problem)
         self._devices = NodeGpus(setup.pool, self._gpus)
         self._stopped = ""
         self._running = threading.Lock()
+        self._private = SESSION_VARIABLE in os.environ
         # The guardian ends what is below it in order and with the exit command: the session guard must not see them.
         os.environ.pop(SESSION_VARIABLE, None)
         self._supervised = Supervised(self._environment(), preload=setup.preload, raylet_pid=self._raylet_pid)
@@ -111,10 +135,7 @@ class NodeAgent:
 
     def free_port(self) -> int:
         """A port on this node that nothing listens on now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
     def clock(self) -> float:
         """Unix time on this node."""
@@ -122,11 +143,34 @@ class NodeAgent:
 
     def run(
         self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
-    ) -> Iterator[StepRecord | NodeTelemetry | TrialEnd]:
-        """Run this node's share of a trial: steps as they come, what was measured, the end. Always returns within the limits."""
+    ) -> Iterator[StepRecord | NodeTelemetry | Witness | TrialEnd]:
+        """Run this node's share of a trial. Always returns within the limits.
+
+        Yields:
+            Steps as they come, what was measured and seen beside them, and the end last.
+        """
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        # The trial before this one may still be ending where the Tune worker that waited for it has died.
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
+            around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
+            with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
+                end = around.refusal or (yield from self._measured(launch, request, around))
+            yield around.witness(node_rank)
+            yield end
+
+    def measure(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> list[Event]:
+        """Run this node's share of a program that measures: the "figures" that its ranks emitted. Returns within the limits."""
+        launch, stop = self._launch(request, node_rank, master_addr, master_port), functools.partial(self._is_stopped, request)
+        events: list[Event] = []
+        with self._one_trial("a trial has not ended"):
+            for _ in run_trial(self._supervised, launch, request.limits, stop=stop, on_event=events.append):
+                pass
+        return [event for event in events if event["event"] == "figures"]
+
+    def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
-        launch = LaunchRequest(
+        return LaunchRequest(
             trial=request.trial,
             program=request.program,
             job=request.job,
@@ -140,10 +184,29 @@ class NodeAgent:
             ranks=tuple(range(first, first + pool.gpus_per_node)),
             log_folder=request.log_folder,
         )
-        # The trial before this one may still be ending where the Tune worker that waited for it has died.
-        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            stop = lambda: self._stopped in (request.trial, _ALL)  # noqa: E731
-            yield from run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop)
+
+    def _measured(
+        self, launch: LaunchRequest, request: SlotRequest, around: Surroundings
+    ) -> Generator[StepRecord | NodeTelemetry, None, TrialEnd]:
+        stop, node_rank = functools.partial(self._is_stopped, request), launch.rendezvous.node_rank
+        items = run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop, around.hangs, request.guards)
+        with closing(items):
+            for item in items:
+                if isinstance(item, TrialEnd):
+                    return item
+                if isinstance(item, StepRecord):
+                    around.stepped(item)
+                yield item
+        raise AssertionError("a trial ended without its end")
+
+    def _is_stopped(self, request: SlotRequest) -> bool:
+        return self._stopped in (request.trial, _ALL)
+
+    def _own_roots(self) -> set[int]:
+        """What the study itself runs on this node hangs below these processes; on a private Ray the driver is one."""
+        raylet = read_process(self._raylet_pid) if self._private else None
+        roots = {os.getpid(), self._raylet_pid, self._supervised.guardian_pid, raylet.parent if raylet else None}
+        return {root for root in roots if root is not None and root > 1}
 
     def stop(self, trial: str) -> None:
         """End that trial, also one whose `run` is still to come, and wait for its end; its `run` reports STOPPED.

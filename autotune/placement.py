@@ -81,7 +81,7 @@ class Slots:
             InfrastructureError: where no such nodes exist, they stay taken, or an agent does not start.
         """
         pool, labels = setup.pool, setup.labels
-        nodes = _matching_nodes(pool, labels)
+        nodes = matching_nodes(pool, labels)
         bundle = _bundle(pool, nodes, sharers=_sharers(nodes, self._session.pools))
         group = placement_group(
             [bundle] * pool.nodes,
@@ -179,13 +179,13 @@ class Slots:
         answer = agent.describe.remote()
         deadline_s = time.monotonic() + _AGENT_TIMEOUT_S
         while not ray.wait([answer], timeout=_LOOK_S)[0]:
-            _matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
+            matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
             if time.monotonic() > deadline_s:
                 raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank} within {_AGENT_TIMEOUT_S:.0f} s")
         try:
             node_id: str = ray.get(answer)["node_id"]
         except RayError as error:
-            _matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
+            matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
             raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
         return node_id
 
@@ -205,10 +205,15 @@ def check_nodes(pools: tuple[PoolSpec, ...]) -> None:
         InfrastructureError: where the cluster lacks a pool's nodes or GPUs, with the labels that it has.
     """
     for pool in pools:
-        _matching_nodes(pool, pool_labels(pool))
+        matching_nodes(pool, pool_labels(pool))
 
 
-def _matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, Any]]:
+def matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, Any]]:
+    """The living nodes that carry these labels and have the pool's GPUs.
+
+    Raises:
+        InfrastructureError: where there are too few.
+    """
     alive = [node for node in ray.nodes() if node["Alive"]]
     nodes = [node for node in alive if labels.items() <= node["Labels"].items()]
     if len(nodes) < pool.nodes:

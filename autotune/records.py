@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
+from autotune.contamination import Witness
 from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
@@ -39,6 +40,8 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
+        raced_out: Whether it was ended because it could not win.
+        witnesses: What the agents saw beside it.
         telemetry: What the nodes measured.
     """
 
@@ -50,12 +53,15 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
+    raced_out: bool = False
+    witnesses: tuple[Witness, ...] = ()
     telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 
     @property
     def environment(self) -> dict[str, str]:
         """Where it ran: one entry per node and field."""
-        return {f"node{rank}.{name}": str(value) for rank, node in enumerate(self.nodes) for name, value in node.items()}
+        nodes = [*enumerate(self.nodes), *((witness.node_rank, witness.facts) for witness in self.witnesses)]
+        return {f"node{rank}.{name}": str(value) for rank, facts in nodes for name, value in facts.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,7 @@ class TrialRecord:
         ended_s: Unix time of its end.
         environment: Where it ran: node, pool label, versions.
         log_folder: Folder of the ranks' logs; None where nothing was launched.
+        contaminated: Who disturbed its measurement; empty where nobody is known to.
     """
 
     # A NaN loss must survive JSON.
@@ -98,6 +105,7 @@ class TrialRecord:
     ended_s: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
+    contaminated: str = ""
 
 
 _SHORT = {

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from autotune.budget import Spent
+from autotune.confirm import Decision
+from autotune.ledger import Ledger
 from autotune.records import Phase, TrialRecord, record_from_trial
+from autotune.run_spread import RunSpread, ratio_interval, run_spread
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.steady_state import steady
+from autotune.steady_state import steady, steady_interval
 from autotune.storage import open_storage
 from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 
 END_REASON = "end_reason"
-_RESAMPLES = 2000
+_NOTES = "notes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +35,12 @@ class PoolResults:
         pool: The pool.
         records: All ended trials, in the order of their numbers.
         running: Trials that are running now, or were when their driver died.
-        best: The best completed trial, by Optuna's feasibility-aware choice; None where nothing completed.
+        best: The confirmed winner, else the best explored trial within the limits; None where there is none.
+        decision: How the winner was chosen; None where nothing was confirmed.
+        nearest: The completed trial that crosses the limits least, where none is within them.
+        spent: What the trials have cost.
         end_reason: Why the study ended; empty where it has not.
+        notes: What the study does not do although it was asked for, and how to change that.
     """
 
     study: str
@@ -39,13 +48,17 @@ class PoolResults:
     records: tuple[TrialRecord, ...]
     running: int
     best: TrialRecord | None
+    decision: Decision | None
+    nearest: TrialRecord | None
+    spent: Spent
     end_reason: str
+    notes: tuple[str, ...] = ()
 
     @property
     def baseline(self) -> TrialRecord | None:
-        """The measured baseline; None where it did not complete."""
-        measured = (r for r in self.records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED)
-        return next(measured, None)
+        """The measured baseline, uncontaminated where there is one; None where it did not complete."""
+        measured = [r for r in self.records if r.phase is Phase.BASELINE and r.outcome is Outcome.COMPLETED]
+        return next((r for r in measured if not r.contaminated), measured[0] if measured else None)
 
     @property
     def outcomes(self) -> Counter[Outcome]:
@@ -55,7 +68,8 @@ class PoolResults:
     @property
     def refusals(self) -> Counter[str]:
         """Refused trials by the rules they broke."""
-        return Counter(violation.name for record in self.records for violation in record.violations)
+        refused = (record for record in self.records if record.outcome is Outcome.REFUSED)
+        return Counter(violation.name for record in refused for violation in record.violations)
 
     @property
     def best_tokens_per_s(self) -> float:
@@ -63,23 +77,30 @@ class PoolResults:
         return self.best.metrics["tokens_per_s_per_gpu"] * self.pool.world_size if self.best else 0.0
 
 
-def results_of(study: optuna.Study, pool: PoolSpec) -> PoolResults:
+def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResults:
     """Read one study."""
     frozen = study.get_trials(deepcopy=False)
     ended = [record_from_trial(trial) for trial in frozen if trial.state.is_finished()]
     records = tuple(record for record in ended if record is not None)
-    try:
-        number = study.best_trial.number
-    except ValueError:
-        number = -1
+    ledger = Ledger(spec, pool, records)
+    best = ledger.best()
     return PoolResults(
         study=study.study_name,
         pool=pool,
         records=records,
         running=sum(trial.state is TrialState.RUNNING for trial in frozen),
-        best=next((r for r in records if r.number == number and r.outcome is Outcome.COMPLETED), None),
+        best=best,
+        decision=ledger.decision(),
+        nearest=ledger.nearest() if best is None else None,
+        spent=ledger.spent,
         end_reason=study.user_attrs.get(END_REASON, ""),
+        notes=tuple(study.user_attrs.get(_NOTES, ())),
     )
+
+
+def keep_notes(storage: optuna.storages.BaseStorage, name: str, notes: Sequence[str]) -> None:
+    """Keep what a study's report must say beside its trials."""
+    optuna.load_study(study_name=name, storage=storage).set_user_attr(_NOTES, list(notes))
 
 
 def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
@@ -87,7 +108,7 @@ def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
     storage = open_storage(spec.storage, folder.path)
     known = set(optuna.get_all_study_names(storage))
     return [
-        results_of(optuna.load_study(study_name=name, storage=storage), pool)
+        results_of(optuna.load_study(study_name=name, storage=storage), spec, pool)
         for pool in spec.pools
         if (name := study_name(spec, pool)) in known
     ]
@@ -98,12 +119,16 @@ def study_name(spec: StudySpec, pool: PoolSpec) -> str:
     return f"{spec.name}/{pool.name}/{pool.nodes}x{pool.gpus_per_node}"
 
 
-def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int) -> tuple[float, float, float]:
-    """How many times faster the winner's median step is than the baseline's, with its 95 % interval (bootstrap of both medians)."""
-    generator = np.random.default_rng(0)
-    samples = []
-    for record in (baseline, winner):
-        values = np.array(steady([step.step_s for step in record.steps], warmup_steps))
-        samples.append(np.median(generator.choice(values, (_RESAMPLES, len(values))), axis=1))
-    low, high = np.quantile(samples[0] / samples[1], [0.025, 0.975])
-    return baseline.metrics["step_time_s"] / winner.metrics["step_time_s"], float(low), float(high)
+def run_spread_of(records: Sequence[TrialRecord]) -> RunSpread:
+    """The run-to-run spread that a study's repeats of a configuration show; contaminated trials do not count."""
+    medians: dict[TrialConfig, list[float]] = {}
+    for record in records:
+        if record.outcome is Outcome.COMPLETED and not record.contaminated:
+            medians.setdefault(record.config, []).append(record.metrics["step_time_s"])
+    return run_spread(medians.values())
+
+
+def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int, spread: RunSpread) -> tuple[float, float, float]:
+    """How many times faster the winner's median step is than the baseline's, with its 95 % interval, run-to-run spread included."""
+    before, after = (steady_interval(steady([step.step_s for step in record.steps], warmup_steps)) for record in (baseline, winner))
+    return (before.median / after.median, *ratio_interval(before, after, spread))

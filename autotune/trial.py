@@ -13,36 +13,74 @@ import ray
 from ray import tune
 from ray.exceptions import RayError
 
+from autotune.contamination import Witness
+from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
+from autotune.racing import is_beaten
 from autotune.records import TrialResult
+from autotune.steady_state import is_measured
 from autotune.telemetry.clocks import ClockOffset, clock_offset
 from autotune.telemetry.series import NodeTelemetry
 from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
+from launchers.process import TrialEnd
 
 RESULT_KEY = "autotune_result"
 _END_GRACE_S = 15.0
 
 
 @dataclass(slots=True)
-class _Merged:
-    """Steps, measurements and verdicts of all nodes so far."""
+class Merged:
+    """Steps, measurements and verdicts of all nodes so far.
+
+    Attributes:
+        enough_s: Unix time at which the steps told enough; None before.
+        why_enough: What they told.
+        raced_out: Whether that is that the trial is of no use.
+    """
 
     steps: list[StepRecord] = field(default_factory=list)
     telemetry: list[NodeTelemetry] = field(default_factory=list)
     clocks: tuple[ClockOffset, ...] = ()
     verdicts: list[Verdict] = field(default_factory=list)
+    witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
+    enough_s: float | None = None
+    why_enough: str = ""
+    raced_out: bool = False
 
     def failed(self) -> bool:
+        """Whether a node has ended otherwise than well."""
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
+
+    def look(self, request: SlotRequest) -> None:
+        """Note whether the steps tell enough now."""
+        wanted = request.measurement
+        seconds = [step.step_s for step in readable(self.steps)]
+        if self.enough_s is not None:
+            return
+        if wanted.interval and is_measured(seconds, wanted.warmup_steps, wanted.interval):
+            self.enough_s, self.why_enough = time.time(), f"measured well enough after {len(seconds)} steps"
+        elif request.beaten_s is not None and is_beaten(seconds, wanted.warmup_steps, request.beaten_s, request.spread):
+            self.enough_s, self.why_enough = time.time(), f"beaten beyond doubt after {len(seconds)} steps"
+            self.raced_out = True
+
+    def verdict(self) -> Verdict:
+        """One verdict for the trial. What breaks while it is being ended, because it told enough, is no fault."""
+        found = classify_nodes(self.verdicts)
+        if self.enough_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
+            return found
+        return Verdict(Outcome.COMPLETED, self.why_enough)
+
+    def _is_later(self, verdict: Verdict) -> bool:
+        return verdict.time_s is not None and self.enough_s is not None and verdict.time_s >= self.enough_s
 
 
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
     """Run one trial on a slot's agents. Never raises for the trial's or an agent's fault: those are outcomes."""
     launched_s = time.time()
-    merged = _Merged()
+    merged = Merged()
     nodes: tuple[dict[str, Any], ...] = ()
     try:
         nodes = tuple(ray.get([agent.describe.remote() for agent in agents], timeout=_END_GRACE_S))
@@ -54,15 +92,23 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
         limit_s = request.limits.startup_s + request.limits.trial_s + _END_GRACE_S
-        _follow(agents, request.trial, streams, merged, deadline_s=launched_s + limit_s)
+        _follow(agents, request, streams, merged, deadline_s=launched_s + limit_s)
     except RayError as error:
         merged.agent_failed = True
         merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
-    verdict = classify_nodes(merged.verdicts)
-    steps, ended_s = tuple(merged.steps), time.time()
-    telemetry = TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks)
+    verdict = merged.verdict()
     return TrialResult(
-        verdict.outcome, verdict.detail, steps, launched_s, ended_s, nodes, request.log_folder, merged.agent_failed, telemetry
+        outcome=verdict.outcome,
+        detail=verdict.detail,
+        steps=tuple(merged.steps),
+        launched_s=launched_s,
+        ended_s=time.time(),
+        nodes=nodes,
+        log_folder=request.log_folder,
+        agent_failed=merged.agent_failed,
+        raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
+        witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
+        telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
     )
 
 
@@ -70,8 +116,8 @@ def _clock_of(agent: Any) -> ClockOffset:
     return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
 
 
-def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, deadline_s: float) -> None:
-    """Consume all nodes' streams; the first node that fails ends the others."""
+def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: Merged, deadline_s: float) -> None:
+    """Consume all nodes' streams; the first node that fails ends the others, and enough steps end them all."""
     running = list(streams)
     stopped = False
     while running:
@@ -79,28 +125,34 @@ def _follow(agents: list[Any], trial: str, streams: list[Any], merged: _Merged, 
         if not ready:
             merged.verdicts.append(Verdict(Outcome.LOST, "an agent did not report the end of the trial within its limits"))
             return
-        _take(ready[0], running, merged)
-        if merged.failed() and not stopped:
+        if _take(ready[0], running, merged):
+            merged.look(request)
+        if (merged.failed() or merged.enough_s) and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
-            ray.wait([agent.stop.remote(trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
+            ray.wait([agent.stop.remote(request.trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)
 
 
-def _take(stream: Any, running: list[Any], merged: _Merged) -> None:
+def _take(stream: Any, running: list[Any], merged: Merged) -> bool:
+    """Take one item of a node; whether it is a step."""
     try:
         item = ray.get(next(stream))
     except StopIteration:
         running.remove(stream)
-        return
+        return False
     except RayError:
         running.remove(stream)
         raise
-    if isinstance(item, StepRecord):
-        merged.steps.append(item)
-    elif isinstance(item, NodeTelemetry):
-        merged.telemetry.append(item)
-    else:
-        merged.verdicts.append(item.verdict)
+    match item:
+        case StepRecord():
+            merged.steps.append(item)
+        case NodeTelemetry():
+            merged.telemetry.append(item)
+        case Witness():
+            merged.witnesses.append(item)
+        case TrialEnd():
+            merged.verdicts.append(item.verdict)
+    return isinstance(item, StepRecord)
 
 
 def _first_line(error: Exception) -> str:

@@ -92,14 +92,16 @@ def run_trial(
     *,
     stop: Callable[[], bool] = lambda: False,
     on_event: Callable[[Event], None] = lambda _event: None,
+    hang_signal: Callable[[float], str] = lambda _silent_s: "",
 ) -> Generator[StepRecord | TrialEnd, None, None]:
     """Run a trial: yields its steps as they come, then one `TrialEnd`.
 
     Starts the process tree where it is not running. Closing the iterator early ends the trial's processes, too, and so does `stop`
     answering True, within a quarter of a second. A node that does not hold the reporting rank sees no steps, so only `trial_s` and
-    failures of its own ranks end its part. `on_event` sees every event of the trial, also those that are not steps.
+    failures of its own ranks end its part. `on_event` sees every event of the trial, also those that are not steps. `hang_signal`
+    is told the seconds since the last step; where it says why the trial hangs, the trial is HUNG before its limit.
     """
-    watch = _Watch(supervised, request, limits, stop, on_event)
+    watch = _Watch(supervised, request, limits, stop, on_event, hang_signal)
     try:
         yield from watch.steps()
     finally:
@@ -123,6 +125,7 @@ class _Watch:
     limits: Limits
     stop: Callable[[], bool]
     on_event: Callable[[Event], None]
+    hang_signal: Callable[[float], str]
     started_s: float = field(default_factory=time.time)
     begin_s: float = field(default_factory=time.monotonic)
     last_step_s: float = 0.0
@@ -165,6 +168,8 @@ class _Watch:
             if time.monotonic() >= deadline_s:
                 self.limit, self.limit_detail = outcome, detail
                 return
+        if self.last_step_s and (reason := self.hang_signal(time.monotonic() - self.last_step_s)):
+            self.limit, self.limit_detail = Outcome.HUNG, reason
 
     def _note(self, event: Event) -> None:
         match event["event"]:

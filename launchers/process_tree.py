@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
@@ -34,7 +34,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 class Process(NamedTuple):
-    """A process, told apart from a later one with the same number by its start time (clock ticks after boot)."""
+    """A process, told apart from a later one with the same number by its start time (clock ticks after boot).
+
+    `cpu_ticks` is the processor time of its own threads so far, `reaped_ticks` that of children that it has waited for.
+    """
 
     pid: int
     start_ticks: int
@@ -42,6 +45,8 @@ class Process(NamedTuple):
     state: str
     num_threads: int
     name: str
+    cpu_ticks: int = 0
+    reaped_ticks: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -66,7 +71,8 @@ def read_process(pid: int) -> Process | None:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
     fields = tail.split()
-    return Process(pid, int(fields[19]), int(fields[1]), fields[0], int(fields[17]), head.partition("(")[2])
+    own, reaped = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
+    return Process(pid, int(fields[19]), int(fields[1]), fields[0], int(fields[17]), head.partition("(")[2], own, reaped)
 
 
 def is_alive(key: tuple[int, int]) -> bool:
@@ -75,18 +81,27 @@ def is_alive(key: tuple[int, int]) -> bool:
     return process is not None and process.key == key and not process.dead
 
 
-def descendants(root: int) -> list[Process]:
-    """All living processes below `root`, zombies left out but not what hangs below them."""
-    processes = [process for name in os.listdir("/proc") if name.isdigit() and (process := read_process(int(name)))]
+def all_processes() -> list[Process]:
+    """Every process of this machine (of its namespace) now, zombies included."""
+    return [process for name in os.listdir("/proc") if name.isdigit() and (process := read_process(int(name)))]
+
+
+def below(processes: Iterable[Process], roots: Iterable[int]) -> list[Process]:
+    """Those of `processes` that hang below one of the `roots`, however deep; the roots themselves are left out."""
     children: dict[int, list[Process]] = {}
     for process in processes:
         children.setdefault(process.parent, []).append(process)
-    found, queue = [], [root]
+    found, queue = [], list(roots)
     while queue:
-        below = children.pop(queue.pop(), [])
-        found += below
-        queue += [process.pid for process in below]
-    return [process for process in found if not process.dead]
+        next_level = children.pop(queue.pop(), [])
+        found += next_level
+        queue += [process.pid for process in next_level]
+    return found
+
+
+def descendants(root: int) -> list[Process]:
+    """All living processes below `root`, zombies left out but not what hangs below them."""
+    return [process for process in below(all_processes(), [root]) if not process.dead]
 
 
 def kill_exactly(process: Process) -> bool:

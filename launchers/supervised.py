@@ -101,6 +101,11 @@ class Supervised:
         self._reported_exit = False
 
     @property
+    def guardian_pid(self) -> int | None:
+        """The process that everything of a trial hangs below; None before it has reported."""
+        return self._supervisor.parent if self._supervisor else None
+
+    @property
     def alive(self) -> bool:
         """True until the supervisor's end was seen."""
         return self._commands is not None and self._reader is not None

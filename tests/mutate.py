@@ -31,6 +31,13 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "the voltage stays at its floor below the knee",
+        "search_spaces/clock_power.py",
+        "np.maximum(1.0, 1.0 + self.rise * (np.asarray(clock) / self.knee - 1.0))",
+        "(1.0 + self.rise * (np.asarray(clock) / self.knee - 1.0))",
+        "tests/search_spaces/test_power.py",
+    ),
+    Mutation(
         "a failed trial is a constraint violation",
         "autotune/judge.py",
         "return max(1.0, amount) if math.isfinite(amount) else 1.0",
@@ -95,10 +102,38 @@ MUTATIONS = (
     ),
     Mutation(
         "an unknown field of a study file is an error",
-        "autotune/spec.py",
+        "autotune/spec_parts.py",
         'model_config = ConfigDict(frozen=True, extra="forbid")',
         'model_config = ConfigDict(frozen=True, extra="ignore")',
         "tests/autotune/test_spec.py",
+    ),
+    Mutation(
+        "predictions follow measured trials",
+        "autotune/pool_study.py",
+        "        self.refit.learn(record)\n",
+        "",
+        "tests/autotune/test_refit.py",
+    ),
+    Mutation(
+        "a study's own calibration is not its prior",
+        "search_spaces/calibration_store.py",
+        "if name != but_of",
+        "if name",
+        "tests/autotune/test_refit.py tests/search_spaces/test_calibration.py",
+    ),
+    Mutation(
+        "what a power domain carries is watts at the wall",
+        "search_spaces/wall_power.py",
+        "boards_w / self.psu_efficiency + nodes * self.overhead_w",
+        "boards_w",
+        "tests/autotune/test_power_domains.py",
+    ),
+    Mutation(
+        "only what keeps every power domain under its limit is planned",
+        "autotune/plan_power.py",
+        "np.all(np.asarray(spare_w) >= 0, axis=0)",
+        "np.any(np.asarray(spare_w) >= 0, axis=0)",
+        "tests/autotune/test_plan_power.py",
     ),
     Mutation(
         "a study has one driver",
@@ -169,6 +204,20 @@ MUTATIONS = (
         'c.replace("sequence_parallel", c.tp == 1, False)',
         'c.replace("sequence_parallel", c.tp == 0, False)',
         "tests/search_spaces/test_space.py tests/search_spaces/test_legality.py",
+    ),
+    Mutation(
+        "memory declares every knob that it depends on",
+        "search_spaces/memory/sizes.py",
+        '    "recompute_modules",\n',
+        "",
+        "tests/search_spaces/test_memory.py",
+    ),
+    Mutation(
+        "layers that do not divide are on some stage",
+        "search_spaces/pipeline_stages.py",
+        "units // len(others) + int(place < units % len(others))",
+        "units // len(others)",
+        "tests/search_spaces/test_pipeline_stages.py",
     ),
     Mutation(
         "a private Ray's daemons end with the driver",

@@ -1,4 +1,7 @@
-"""`autotune doctor`: what this machine lacks, each finding with its fix. Every wait is bounded; nothing is changed."""
+"""`autotune doctor`: what this machine lacks, each finding with its fix. Every wait is bounded.
+
+Nothing is changed, but for one thing: GPU power limits that a killed study left behind are put back.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.doctor.finding import Finding, Status
-from autotune.doctor.machine import check_gpus, is_root, read_disk, read_filesystem, read_shared_memory
+from autotune.doctor.machine import check_gpus, check_power_limits, is_root, read_disk, read_filesystem, read_shared_memory
 from autotune.doctor.services import check_mlflow_package, check_storage, check_tracking
 from autotune.doctor.software import RAY_PROBE, check_megatron, check_python, check_ray, check_torch
+from autotune.power_restore import restore_left_behind
 from autotune.probes import Driver, amd_gpus, ask, nvidia_gpus, rank_python, read_driver
 
 __all__ = ["Finding", "Status", "examine"]
@@ -47,6 +51,7 @@ def examine(
             "Python": lambda: [check_python(sys.version_info[:2])],
             "torch, megatron-core": lambda: _ranks(ranks),
             "Ray": lambda: [check_ray(ask((own, "-c", RAY_PROBE), RAY_LIMIT_S), own)],
+            "power limits": lambda: [check_power_limits(*restore_left_behind())],
             "GPUs": lambda: [check_gpus(nvidia_gpus(), amd_gpus(), root=is_root())],
             "state folder": lambda: [read_filesystem(state)],
             "state disk": lambda: [read_disk("state disk", state)],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.doctor.finding import Finding, Status
 from autotune.filesystem import LockReport, filesystem_type, is_network_filesystem, lock_report
+from autotune.power_limits import RestoreRecord
 from autotune.probes import GpuList
 
 # Ray stops spilling objects at 95 %, tasks then hang: warn while there is time to act.
@@ -44,6 +46,22 @@ def check_gpus(nvidia: GpuList, amd: GpuList, *, root: bool) -> Finding:
         )
     rights = "limits can be set" if root else "power limits and clocks can be read, not set (that needs root)"
     return Finding("GPUs", Status.OK, f"{detail}; {rights}")
+
+
+def check_power_limits(left: Sequence[RestoreRecord], problems: Sequence[str]) -> Finding:
+    """Whether a killed study left changed GPU power limits on this node, and whether they are back.
+
+    Args:
+        left: What was left.
+        problems: What could not be put back.
+    """
+    if problems:
+        fix = "as root: nvidia-smi -i GPU -pl WATTS, or amd-smi set -g GPU -o WATTS; then run the doctor again"
+        return Finding("power limits", Status.FAIL, "; ".join(problems), fix)
+    if not left:
+        return Finding("power limits", Status.OK, "no study left any changed")
+    back = ", ".join(f"{record.watts:g} W on {record.uuid}" for record in left)
+    return Finding("power limits", Status.OK, f"left changed by a study that was killed, now back: {back}")
 
 
 def read_filesystem(state: Path) -> Finding:

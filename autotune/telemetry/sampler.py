@@ -75,6 +75,11 @@ class Sampler:
         """Why GPUs stopped answering, by UUID."""
         return {recorded.gpu.info.uuid: recorded.gpu.lost for recorded in self._recorded if recorded.gpu.lost}
 
+    def power_w(self, charged: frozenset[str], window_s: float) -> list[float]:
+        """Mean board watts of each charged GPU over the last seconds; those that cannot be told are left out."""
+        rings = (recorded.rings[FAST_FIELDS] for recorded in self._recorded if recorded.gpu.info.uuid in charged)
+        return [watts for ring in rings if (watts := ring.recent_mean("power_w", window_s)) is not None]
+
     def halt(self) -> None:
         """End the reading."""
         self._stop.set()

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.metrics import readable, summarise, tokens_per_s_per_gpu
+from autotune.run_spread import RunSpread
 from launchers.base import StepRecord
 
 from .study_cases import steps_of, study_spec
@@ -32,11 +33,15 @@ def test_every_metric_by_hand():
         for step, memory in zip(steps(9.0, 3.0, 0.2, 0.4, 0.8), [1, 2, None, 4, 3], strict=True)
     ]
     trial[0] = replace(trial[0], loss=7.0)
-    assert summarise(WORKLOAD, trial, warmup_steps=2) == {
+    # Half and twice the median, root two wider for the other run.
+    wider = 2.0**2**0.5
+    assert summarise(WORKLOAD, trial, warmup_steps=2, spread=RunSpread(0.0)) == {
         "tokens_per_s_per_gpu": 320.0,
-        "tokens_per_s_per_gpu_low": 160.0,
-        "tokens_per_s_per_gpu_high": 640.0,
+        "tokens_per_s_per_gpu_low": pytest.approx(320.0 / wider),
+        "tokens_per_s_per_gpu_high": pytest.approx(320.0 * wider),
         "step_time_s": 0.4,
+        "step_interval_fraction": 1.0,
+        "run_spread_fraction": 0.0,
         "steady_steps": 3.0,
         "interval_coverage": 0.75,
         "first_step_s": 9.0,

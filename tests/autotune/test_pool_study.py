@@ -79,10 +79,10 @@ def test_the_two_steps_before_an_oom_are_no_measurement_but_are_kept():
     assert study.best.number == 0
 
 
-def test_a_measurement_is_told_as_tokens_per_second_and_gpu():
+def test_a_measurement_is_told_as_its_score_relative_to_the_baseline():
     study = open_pool(study_spec())
-    record = run(study, completed(0.1))
-    assert record.value == pytest.approx(16 * 32 / 0.101 / 4)
+    assert run(study, completed(0.1)).value == 0.0
+    assert run(study, completed(0.05)).value == pytest.approx(math.log(2))
     assert told(study, 0).constraints == {CONSTRAINT: -1.0}
 
 
@@ -190,7 +190,7 @@ def test_a_candidate_is_launched_three_times_and_then_never():
             break
         attempts.append(proposal.config)
         study.finish(proposal, failed(Outcome.LOST) if proposal.config == cursed.config else completed())
-        study._attempts.showed_result()
+        study._attempts.lost_in_a_row = 0
     assert attempts.count(cursed.config) == MOST_ATTEMPTS == 3
     assert study.end_reason == "all 3 legal candidates were tried"
 

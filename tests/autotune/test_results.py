@@ -1,10 +1,13 @@
 """What a study has shown, read from the storage without changing it."""
 
+from dataclasses import replace
+
 import pytest
 from optuna.storages import InMemoryStorage
 
 from autotune.pool_study import PoolStudy
-from autotune.results import read_results, speedup, study_name
+from autotune.results import read_results, run_spread_of, speedup, study_name
+from autotune.run_spread import RunSpread
 from autotune.state_folder import StateFolder
 from autotune.storage import JOURNAL_NAME, open_storage
 from launchers.outcome import Outcome
@@ -64,11 +67,24 @@ def test_speedup_by_hand_and_its_interval():
     study = open_pool(study_spec())
     slow = study.finish(study.propose(), completed(0.4))
     fast = study.finish(study.propose(), completed(0.1))
-    ratio, low, high = speedup(fast, slow, 2)
+    ratio, low, high = speedup(fast, slow, 2, RunSpread(0.0, 100))
     assert ratio == pytest.approx(4.0)
     # The made-up steps differ by at most 2 %.
     assert 4.0 / 1.021 <= low <= ratio <= high <= 4.0 * 1.021
-    assert speedup(fast, slow, 2) == (ratio, low, high)
+    assert speedup(fast, slow, 2, RunSpread(0.0, 100)) == (ratio, low, high)
+    _, wider_low, wider_high = speedup(fast, slow, 2, RunSpread(0.05, 100))
+    assert wider_low < low / 1.1
+    assert wider_high > high * 1.1
+
+
+def test_repeats_of_a_configuration_tell_the_spread_and_contaminated_ones_do_not_count():
+    study = open_pool(study_spec())
+    first = study.finish(study.propose(), completed(0.1))
+    again = replace(first, metrics={**first.metrics, "step_time_s": first.metrics["step_time_s"] * 1.1})
+    assert run_spread_of([first]) == RunSpread()
+    assert run_spread_of([first, again]).repeats == 1
+    assert run_spread_of([first, again]).relative > 2 * RunSpread().relative
+    assert run_spread_of([first, replace(again, contaminated="somebody")]) == RunSpread()
 
 
 def test_C013_after_a_restart_as_many_trials_have_ended_as_were_told():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.steady_state import median_interval, steady
+from autotune.steady_state import correlation_steps, is_measured, median_interval, steady, steady_interval, warm_up
 
 DRAWS = 2000
 # Three standard deviations of a share of 0.95 over so many draws.
@@ -89,3 +89,90 @@ def test_more_confidence_never_narrows(values, one, two):
 )
 def test_warm_up_and_impossible_values_are_left_out(values, warmup, expected):
     assert steady(values, warmup) == expected
+
+
+def correlated(generator, count, rho):
+    """A stationary AR(1) series with median 0 and variance 1."""
+    noise = generator.normal(size=count + 50)
+    series = np.zeros(count + 50)
+    for place in range(1, count + 50):
+        series[place] = rho * series[place - 1] + (1 - rho**2) ** 0.5 * noise[place]
+    return series[50:]
+
+
+@pytest.mark.parametrize(("count", "rho"), [(20, 0.6), (40, 0.6), (100, 0.6), (300, 0.8)])
+def test_the_interval_covers_although_steps_resemble_the_one_before(count, rho):
+    generator = np.random.default_rng(count)
+    hits = {median_interval: 0, steady_interval: 0}
+    for _ in range(DRAWS // 4):
+        values = np.exp(0.05 * correlated(generator, count, rho))
+        for method in hits:
+            found = method(values)
+            hits[method] += found.low <= 1.0 <= found.high
+    assert hits[steady_interval] / (DRAWS // 4) >= 0.95 - 2 * MONTE_CARLO
+    assert hits[median_interval] / (DRAWS // 4) < 0.93  # so it matters
+
+
+def test_correlation_is_one_step_without_and_that_of_the_theory_with():
+    # The signs of an AR(1) series correlate by 2/pi asin(rho^k); for rho = 0.8 the sum is 5.3.
+    generator = np.random.default_rng(0)
+    theory = 1 + 2 * sum(2 / np.pi * np.arcsin(0.8**lag) for lag in range(1, 60))
+    assert np.mean([correlation_steps(correlated(generator, 4000, 0.8)) for _ in range(20)]) == pytest.approx(theory, rel=0.15)
+    assert np.mean([correlation_steps(correlated(generator, 4000, 0.0)) for _ in range(20)]) == pytest.approx(1.0, abs=0.15)
+    assert correlation_steps([2.0] * 9) == 1.0
+
+
+WARM_UPS = {
+    "four slow steps": lambda place: 0.3 * (place < 4),
+    "slowly faster": lambda place: 0.5 * np.exp(-place / 1.5),
+    "four fast steps, before clocks fall": lambda place: -0.1 * (place < 4),
+    "one very slow step": lambda place: 3.0 * (place < 1),
+}
+
+
+@pytest.mark.parametrize("kind", WARM_UPS)
+@pytest.mark.parametrize("count", [20, 60])
+def test_a_warm_up_of_any_kind_is_found_and_leaves_no_bias(kind, count):
+    generator = np.random.default_rng(count)
+    place = np.arange(count)
+    medians, cuts = [], []
+    for _ in range(200):
+        values = np.exp(WARM_UPS[kind](place) + 0.01 * correlated(generator, count, 0.2))
+        cut = warm_up(values)
+        cuts.append(cut)
+        medians.append(np.log(np.median(values[cut:])))
+    assert abs(np.mean(medians)) < 0.003
+    assert np.mean(cuts) >= (1 if "one" in kind else 3.5)
+    assert max(cuts) <= count // 2
+
+
+def test_a_steady_series_keeps_nearly_all_its_steps_and_a_slow_one_in_the_middle_is_no_warm_up():
+    generator = np.random.default_rng(5)
+    cuts = []
+    for _ in range(200):
+        values = np.exp(0.01 * correlated(generator, 40, 0.2))
+        values[15] *= 4.0
+        cuts.append(warm_up(values))
+    assert np.mean(cuts) < 3
+
+
+@given(st.lists(finite, min_size=0, max_size=60), st.integers(0, 8))
+def test_six_steps_are_left_where_there_are_more(values, at_least):
+    cut = warm_up(values, at_least)
+    assert cut == at_least or len(values) - cut >= 6
+    assert cut >= at_least
+
+
+@pytest.mark.parametrize(("spread", "most"), [(0.001, 12), (0.01, 40), (0.05, 200)])
+def test_a_trial_ends_as_soon_as_its_interval_is_narrow_enough(spread, most):
+    generator = np.random.default_rng(1)
+    ends, hits = [], 0
+    for _ in range(100):
+        values = list(np.exp(spread * correlated(generator, 200, 0.0)))
+        ends.append(next((count for count in range(3, 201) if is_measured(values[:count], 2, 0.01)), 200))
+        found = steady_interval(steady(values[: ends[-1]], 2))
+        hits += found.low <= 1.0 <= found.high
+        assert found.half_width <= 0.01 or ends[-1] == 200
+    assert min(ends) >= 10
+    assert np.median(ends) <= most
+    assert hits >= 88  # a rule that stops at lucky intervals covers a little less than they say

@@ -38,6 +38,7 @@ STUDY = {
     "measurement": {
         "steps": 5,
         "warmup_steps": 0,
+        "interval": 0,  # ranks that step for ever are to be killed, not measured
         "startup_timeout_s": 60,
         "step_timeout_s": 20,
         "trial_timeout_s": 600,

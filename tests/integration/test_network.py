@@ -21,7 +21,14 @@ CPU_STUDY = {
     "pools": [{"name": "fake", "gpu": "cpu", "gpus_per_node": 2}],
     "global_batch_size": 8,
     "budget": {"trials": 2},
-    "measurement": {"steps": 40, "warmup_steps": 1, "startup_timeout_s": 150, "step_timeout_s": 60, "trial_timeout_s": 300},
+    "measurement": {
+        "steps": 40,
+        "warmup_steps": 1,
+        "interval": 0,
+        "startup_timeout_s": 150,
+        "step_timeout_s": 60,
+        "trial_timeout_s": 300,
+    },
 }
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 # Brings up loopback, the only interface of a new network namespace, without any tool for it.
