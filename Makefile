@@ -30,11 +30,13 @@ pytest -m "" tests/test_layout.py tests/integration/test_install.py tests/integr
 pytest -m "" tests/autotune
 pytest -m "" tests/launchers
 pytest -m "" tests/search_spaces
+python benchmarks/legality_agreement.py --megatron 0.16 --cases 10000
+python benchmarks/legality_agreement.py --megatron 0.19 --cases 10000 --workers 2
 pytest -m "" tests/telemetry
 python benchmarks/telemetry_overhead.py
 python benchmarks/repeatability.py
-python benchmarks/legality_agreement.py --megatron 0.16 --cases 2000
 python benchmarks/legality_space.py
+python benchmarks/prediction_speed.py
 python benchmarks/legal_trains.py --cases 200
 endef
 

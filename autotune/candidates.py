@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Literal
 
 import numpy as np
 from optuna.distributions import BaseDistribution, IntDistribution
 
 from autotune.spec import StudySpec
-from launchers.base import Launcher
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -22,22 +20,21 @@ def candidate_table(spec: StudySpec, pool: PoolSpec, megatron: Literal["0.16", "
     return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
 
 
-def launchable(table: CandidateTable, launcher: Launcher) -> tuple[np.ndarray, Counter[str]]:
-    """Which rows of the table the launcher can run, bool (rows,), and its refusals by rule."""
-    refused: Counter[str] = Counter()
-    allowed = np.ones(len(table), dtype=bool)
-    for row in range(len(table)):
-        if violations := launcher.refusals(table.workload, table.config(row)):
-            allowed[row] = False
-            refused[violations[0].name] += 1
-    return allowed, refused
-
-
 def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
     """The choices as JSON keeps them."""
     return {
         name: [list(choice) if isinstance(choice, tuple) else choice for choice in choices]
         for name, choices in table.choices.items()
+    }
+
+
+def fingerprint(spec: StudySpec, table: CandidateTable) -> dict[str, object]:
+    """What must not change while a study's trials are kept."""
+    return {
+        "workload": table.workload.model_dump(mode="json"),
+        "choices": plain_choices(table),
+        "baseline": normalise(table.workload, spec.baseline).model_dump(mode="json", exclude_defaults=True),
+        "launcher": spec.launcher,
     }
 
 

@@ -14,9 +14,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.candidates import candidate_table, launchable
+from autotune.candidates import candidate_table
 from autotune.errors import SpecError
-from autotune.spec import StudySpec
+from autotune.launchable import accepted
+from autotune.spec import StudySpec, pool_title
 from autotune.study import load_launcher
 from launchers.base import Launcher
 from search_spaces.check import Verdict, explain
@@ -128,7 +129,8 @@ def rules_of(version: str | None) -> MegatronVersion | None:
 def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> CheckedStudy:
     """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`."""
     launcher = load_launcher(spec.launcher)
-    return CheckedStudy(tuple(_check_pool(spec, pool, launcher, megatron) for pool in spec.pools))
+    pools = (pool for each in spec.pools for pool in each.at_each_node_count())
+    return CheckedStudy(tuple(_check_pool(spec, pool, launcher, megatron) for pool in pools))
 
 
 def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) -> TrialConfig:
@@ -162,11 +164,11 @@ def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | 
     """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's."""
     launcher = load_launcher(spec.launcher)
     verdicts = {}
-    for pool in spec.pools:
+    for pool in (pool for each in spec.pools for pool in each.at_each_node_count()):
         verdict = explain(workload := spec.workload(pool, megatron), config)
         if verdict.legal and (refusals := launcher.refusals(workload, config)):
             verdict = Verdict(False, refusals, None, {})
-        verdicts[pool.name] = verdict
+        verdicts[pool_title(spec, pool)] = verdict
     return CheckedConfiguration(verdicts)
 
 
@@ -183,5 +185,5 @@ def _verdict_text(pool: str, verdict: Verdict) -> Text:
 
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:
     table = candidate_table(spec, pool, megatron)
-    allowed, refused = launchable(table, launcher)
-    return CheckedPool(pool.name, pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))
+    allowed, refused = accepted(table, launcher)
+    return CheckedPool(pool_title(spec, pool), pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))

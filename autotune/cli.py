@@ -134,13 +134,16 @@ def tune(
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
     tracking_uri: Annotated[str | None, typer.Option(help="MLflow tracking URI")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Go on when this terminal closes")] = False,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Rehearse on a twin of the pools: nothing is measured")] = False,
     print_command: Annotated[bool, typer.Option("--print-command", help="Show trial 1's exact command and stop")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a study: real trials until the budget is spent, then the winner against the baseline. Ctrl-C ends it cleanly (130)."""
+    from autotune.simulation import simulated
     from autotune.spec import load_study, study_file
 
     spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
+    spec = simulated(spec) if simulate else spec
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command

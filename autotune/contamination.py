@@ -9,11 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.host_load import HostLoad, foreign_fraction
-from autotune.telemetry_summary import Window
+from autotune.steady_state import Window
 
 FOREIGN_CPU_LIMIT = 0.10
 """Share of a CPU trial's cores that others may use. One busy process of another user takes 1 / cores; the trial's ranks, which wait
 for each other, lose more than that share."""
+
+BRAKE_LIMIT = 0.05
+"""Share of a trial's window that a GPU may be held back by its node's power supply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,12 @@ def foreign_cpu(witnesses: Sequence[Witness], window: Window | None) -> tuple[fl
     """The largest share of a node's cores that others used in the window, with the busiest of them; 0 where nobody looked."""
     shares = [foreign_fraction(witness.loads, window.start_s, window.end_s) for witness in witnesses] if window else []
     return max(shares, default=(0.0, ""))
+
+
+def braked(metrics: Mapping[str, float], window: Window | None) -> str:
+    """How a node's power supply held a trial back, which says nothing of its configuration; empty where it did not."""
+    share = metrics.get("throttle_s_power_brake", 0.0) / window.length_s if window and window.length_s > 0 else 0.0
+    return f"a node's power brake held a GPU back for {share:.0%} of the time" if share > BRAKE_LIMIT else ""
 
 
 def contamination(witnesses: Sequence[Witness], window: Window | None, *, on_cpu: bool) -> str:

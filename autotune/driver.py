@@ -11,14 +11,16 @@ from ray.tune.error import TuneError
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
+from autotune.node_figures import measure_nodes
 from autotune.placement import Slots, check_nodes
-from autotune.pool_study import PoolStudy, Proposal
+from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
+from autotune.simulation import host_pool, is_simulated
 from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, end_process
 from autotune.trial import MegatronTrial
-from launchers.base import Launcher
 
 __all__ = ["check_nodes", "drive"]
 
@@ -29,7 +31,6 @@ _NO_CHECKPOINTS = tune.CheckpointConfig(checkpoint_frequency=0, checkpoint_at_en
 
 def drive(
     spec: StudySpec,
-    launcher: Launcher,
     log_root: Path,
     session: RaySession,
     studies: list[PoolStudy],
@@ -47,8 +48,13 @@ def drive(
         with stop.interruptible():
             for study in studies:
                 if not study.end_reason:
-                    slots.open(AgentSetup(study.pool, launcher.preload, pool_labels(study.pool), session.gpus_of(study.pool)))
-        searcher = StudySearcher(spec, launcher, studies, slots, log_root, on_launch, stop.asked)
+                    host = host_pool(spec, study.pool)
+                    setup = AgentSetup(host, study.launcher.preload, pool_labels(host), session.gpus_of(host))
+                    slot = slots.open(setup)
+                    if study.refit.knows_nothing and not is_simulated(spec):
+                        folder = log_root / study.pool.name / "figures"
+                        study.refit.seed(measure_nodes(slot, study.launcher, spec.measurement.startup_timeout_s, folder))
+        searcher = StudySearcher(spec, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")
 

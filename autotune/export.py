@@ -13,7 +13,7 @@ from autotune.records import TrialRecord
 from autotune.results import PoolResults, read_results
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.study import load_launcher
+from autotune.study import check_runnable, load_launcher
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -98,6 +98,7 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:
     """The exact command of trial 1 (the baseline) on every pool, for a shell."""
+    check_runnable(spec)
     lines = []
     for pool in spec.pools:
         command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool.name)

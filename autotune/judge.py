@@ -1,11 +1,10 @@
-"""How a launched trial is judged, and how infeasible Optuna is told it was."""
+"""How a launched trial is judged."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from autotune.records import TrialRecord, TrialResult
+from autotune.records import TrialResult
 from launchers.outcome import Outcome
 
 
@@ -26,11 +25,3 @@ def judge(result: TrialResult, metrics: Mapping[str, float]) -> tuple[Outcome, s
     if "loss_last" not in metrics:
         return Outcome.NAN, f"the loss of step {result.steps[-1].iteration} is {result.steps[-1].loss!r}"
     return Outcome.COMPLETED, result.detail
-
-
-def infeasibility(record: TrialRecord) -> float:
-    """Constraint value, always finite: how far over the rules; 1 for a failure, -1 for a trial that completed."""
-    if record.outcome is Outcome.COMPLETED:
-        return -1.0
-    amount = sum(violation.amount for violation in record.violations)
-    return max(1.0, amount) if math.isfinite(amount) else 1.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autotune.contamination import contamination, foreign_cpu
+from autotune.contamination import braked, contamination, foreign_cpu
 from autotune.judge import judge
 from autotune.metrics import readable, summarise
+from autotune.racing import SAVED, saved_s
 from autotune.records import TrialResult
 from autotune.run_spread import RunSpread
 from autotune.spec_parts import Measurement
-from autotune.telemetry_summary import steady_window, summarise_telemetry
+from autotune.steady_state import steady_window
+from autotune.telemetry_summary import summarise_telemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
 from search_spaces.model import Workload
@@ -48,6 +50,8 @@ def measure(workload: Workload, result: TrialResult, measurement: Measurement, s
     metrics = summarise(workload, steps, measurement.warmup_steps, spread) | telemetry.metrics
     if window and any(witness.loads for witness in result.witnesses):
         metrics["foreign_cpu_fraction"] = foreign_cpu(result.witnesses, window)[0]
+    if result.raced_out:
+        metrics[SAVED] = saved_s([step.step_s for step in steps], measurement.warmup_steps, measurement.steps)
     marks = result.environment | {f"telemetry.{name}": text for name, text in telemetry.marks.items()}
-    disturbed = contamination(result.witnesses, window, on_cpu=workload.device == "cpu")
-    return Measured(*judge(result, metrics), steps, metrics, marks, disturbed)
+    disturbed = (contamination(result.witnesses, window, on_cpu=workload.device == "cpu"), braked(metrics, window))
+    return Measured(*judge(result, metrics), steps, metrics, marks, "; ".join(filter(None, disturbed)))

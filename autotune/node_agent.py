@@ -21,13 +21,14 @@ import ray
 
 from autotune.contamination import Witness
 from autotune.power_restore import restore_left_behind
+from autotune.run_spread import RunSpread
 from autotune.session_guard import SESSION_VARIABLE
 from autotune.spec_parts import Measurement
 from autotune.surroundings import Surroundings
-from autotune.telemetry.node import NodeGpus, run_measured
+from autotune.telemetry.node import BoardsGuard, NodeGpus, run_measured
 from autotune.telemetry.series import NodeTelemetry
-from launchers.base import Rendezvous, StepRecord
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd
+from launchers.base import Rendezvous, StepRecord, free_port
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from launchers.process_tree import read_process
 from search_spaces.hardware import PoolSpec, RankEnvironment
 
@@ -66,6 +67,9 @@ class SlotRequest:
         log_folder: Folder for the ranks' logs on each node.
         measurement: When it is measured well enough, and what happens where somebody else uses its GPUs.
         gpu_power_limit_w: Power limit of its GPUs; None = as found.
+        beaten_s: Step seconds that the trial has to reach to be of use; it ends where it cannot. None = it runs to its end.
+        spread: Run-to-run spread of the study so far.
+        guards: What its boards may draw while it runs.
     """
 
     trial: str
@@ -75,6 +79,9 @@ class SlotRequest:
     log_folder: Path
     measurement: Measurement = _MEASUREMENT
     gpu_power_limit_w: int | None = None
+    beaten_s: float | None = None
+    spread: RunSpread = RunSpread()
+    guards: tuple[BoardsGuard, ...] = ()
 
 
 class NodeAgent:
@@ -128,10 +135,7 @@ class NodeAgent:
 
     def free_port(self) -> int:
         """A port on this node that nothing listens on now."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port: int = probe.getsockname()[1]
-            return port
+        return free_port()
 
     def clock(self) -> float:
         """Unix time on this node."""
@@ -145,9 +149,28 @@ class NodeAgent:
         Yields:
             Steps as they come, what was measured and seen beside them, and the end last.
         """
+        launch = self._launch(request, node_rank, master_addr, master_port)
+        # The trial before this one may still be ending where the Tune worker that waited for it has died.
+        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
+            around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
+            with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
+                end = around.refusal or (yield from self._measured(launch, request, around))
+            yield around.witness(node_rank)
+            yield end
+
+    def measure(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> list[Event]:
+        """Run this node's share of a program that measures: the "figures" that its ranks emitted. Returns within the limits."""
+        launch, stop = self._launch(request, node_rank, master_addr, master_port), functools.partial(self._is_stopped, request)
+        events: list[Event] = []
+        with self._one_trial("a trial has not ended"):
+            for _ in run_trial(self._supervised, launch, request.limits, stop=stop, on_event=events.append):
+                pass
+        return [event for event in events if event["event"] == "figures"]
+
+    def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
         pool = self._setup.pool
         first = node_rank * pool.gpus_per_node
-        launch = LaunchRequest(
+        return LaunchRequest(
             trial=request.trial,
             program=request.program,
             job=request.job,
@@ -161,20 +184,12 @@ class NodeAgent:
             ranks=tuple(range(first, first + pool.gpus_per_node)),
             log_folder=request.log_folder,
         )
-        # The trial before this one may still be ending where the Tune worker that waited for it has died.
-        with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
-            around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
-            with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
-                end = around.refusal or (yield from self._measured(launch, request, around))
-            yield around.witness(node_rank)
-            yield end
 
     def _measured(
         self, launch: LaunchRequest, request: SlotRequest, around: Surroundings
     ) -> Generator[StepRecord | NodeTelemetry, None, TrialEnd]:
-        stop = functools.partial(self._is_stopped, request)
-        node_rank = launch.rendezvous.node_rank
-        items = run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop, around.hangs)
+        stop, node_rank = functools.partial(self._is_stopped, request), launch.rendezvous.node_rank
+        items = run_measured(self._devices, self._supervised, launch, request.limits, node_rank, stop, around.hangs, request.guards)
         with closing(items):
             for item in items:
                 if isinstance(item, TrialEnd):

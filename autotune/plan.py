@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +12,9 @@ from pydantic import ValidationError
 
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
-from autotune.spec import StudySpec
-from autotune.spec_errors import nearest
-from search_spaces import gpus
+from autotune.machines import machines_of
+from autotune.plan_power import PowerChoice, power_choices
+from autotune.spec import StudySpec, pool_title
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
@@ -49,6 +48,8 @@ class PoolPlan:
         ranking: Rows that fit or are at risk, most tokens/s per GPU first.
         verdicts: Rows by memory verdict.
         too_large: Rows that do not fit, by the largest component of their fullest stage.
+        nodes: Nodes of a trial.
+        choices: What each per-GPU power limit gives, most tokens/s first; empty where nothing asks for it.
     """
 
     pool: str
@@ -58,6 +59,8 @@ class PoolPlan:
     ranking: npt.NDArray[np.intp]
     verdicts: dict[str, int]
     too_large: dict[str, int] = field(default_factory=dict)
+    nodes: int = 1
+    choices: tuple[PowerChoice, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -77,9 +80,16 @@ class PoolPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedOne:
-    """One configuration on one pool: what is predicted, or why Megatron would refuse it."""
+    """One configuration on one pool: what is predicted, or why Megatron would refuse it.
 
-    pool: str
+    Attributes:
+        title: The pool, and the node count where it has several.
+        config: The configuration.
+        violations: Broken rules.
+        prediction: None where there are any.
+    """
+
+    title: str
     config: TrialConfig
     violations: tuple[Violation, ...]
     prediction: Prediction | None
@@ -97,20 +107,21 @@ def plan_pool(
 
     Args:
         spec: The study.
-        pool: One of its pools.
+        pool: One of its pools, at one node count.
         machines: What the pool is made of; none = the shipped figures of its GPU.
         megatron: Version whose rules hold; none = the installed megatron-core's.
 
     Raises:
         SpecError: the pool's GPU is unknown.
     """
-    machines = machines or machines_of(pool)
+    machines = machines or machines_of(pool, spec.hardware)
     table = candidate_table(spec, pool, megatron)
     if not len(table):
         return _nothing(pool, machines, table, spec)
     predictions = predict(table.columns, machines)
     kept = np.flatnonzero(predictions.fits != DOES_NOT_FIT)
     order = np.argsort(-predictions.tokens_per_s_per_gpu[kept], kind="stable")
+    asked = compares_power(spec)
     names, counts = np.unique(predictions.fits, return_counts=True)
     return PoolPlan(
         pool=pool.name,
@@ -120,13 +131,20 @@ def plan_pool(
         ranking=kept[order],
         verdicts=dict(zip(names.tolist(), counts.tolist(), strict=True)),
         too_large=predictions.memory.deciding(np.flatnonzero(predictions.fits == DOES_NOT_FIT)),
+        nodes=pool.nodes,
+        choices=tuple(power_choices(pool, table, predictions, kept, spec.power_domains)) if asked else (),
     )
+
+
+def compares_power(spec: StudySpec) -> bool:
+    """Whether the study asks how many nodes or which per-GPU power limit."""
+    return bool(spec.power_domains) or any(pool.other_nodes for pool in spec.pools)
 
 
 def _nothing(pool: PoolSpec, machines: Machines, table: CandidateTable, spec: StudySpec) -> PoolPlan:
     """The plan of a pool without any legal candidate."""
     baseline = predict(Columns.of(table.workload, spec.baseline), machines)
-    return PoolPlan(pool.name, machines.gpu.name, table, baseline, np.zeros(0, dtype=np.intp), {})
+    return PoolPlan(pool.name, machines.gpu.name, table, baseline, np.zeros(0, dtype=np.intp), {}, nodes=pool.nodes)
 
 
 def plan_one(
@@ -141,43 +159,13 @@ def plan_one(
     Raises:
         SpecError: the pool's GPU is unknown.
     """
-    machines, workload = machines or machines_of(pool), spec.workload(pool, megatron)
+    machines, workload = machines or machines_of(pool, spec.hardware), spec.workload(pool, megatron)
+    title = pool_title(spec, pool)
     violations = check(workload, config)
     if violations:
-        return PlannedOne(pool.name, config, tuple(violations), None)
+        return PlannedOne(title, config, tuple(violations), None)
     own = normalise(workload, config)
-    return PlannedOne(pool.name, own, (), predict(Columns.of(workload, own), machines).row(0))
-
-
-def machines_of(pool: PoolSpec, network: str | None = None, field: str = "") -> Machines:
-    """The shipped figures of a pool's GPU and of the network between its nodes.
-
-    Raises:
-        SpecError: the GPU or the network is unknown.
-    """
-    device = find_gpu(pool.gpu, field or f"pools.{pool.name}.gpu")
-    if network is not None and network not in gpus.link_names():
-        raise SpecError("--network", network, "is not a known link", nearest(network, gpus.link_names()))
-    return Machines.shipped(device, pool.gpus_per_node, network)
-
-
-def find_gpu(name: str, field: str) -> gpus.GpuSpec:
-    """A GPU by its name in hardware.yaml or a shorthand.
-
-    Raises:
-        SpecError: there is none; the nearest names are in the hint.
-    """
-    try:
-        return gpus.gpu(name)
-    except KeyError:
-        raise SpecError(field, name, "is not a known GPU", _near(name)) from None
-
-
-def _near(name: str) -> str:
-    """The known GPUs whose names are nearest, or all of them."""
-    known = (*gpus.gpu_names(), *gpus.gpu_aliases())
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    return PlannedOne(title, own, (), predict(Columns.of(workload, own), machines).row(0))
 
 
 def model_study(

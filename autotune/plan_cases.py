@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import ValidationError
+
 from autotune.errors import SpecError
-from autotune.plan import find_gpu
+from autotune.machines import find_gpu
 from autotune.spec_errors import nearest
 from search_spaces.case import IllegalCaseError, read_case
 from search_spaces.coefficients import shipped
 from search_spaces.columns import Columns
-from search_spaces.gpus import GpuSpec, Links, link_names, links_of
+from search_spaces.gpus import GpuSpec, Links, LinkSpec, OwnHardware, link_names, links_of
 from search_spaces.legality import check
 from search_spaces.normalise import normalise
 from search_spaces.prediction import Machines, Prediction, Routing, predict
@@ -94,9 +96,24 @@ def _routing(case: Mapping[str, Any]) -> Routing:
 def _links(device: GpuSpec, gpus_per_node: int, given: Any, number: int) -> Links:
     """The links of a case: names of shipped ones, or entries of its own."""
     wanted = given if isinstance(given, Mapping) else {"between": given}
-    own = {place: {"source": "the case", **entry} for place, entry in wanted.items() if isinstance(entry, Mapping)}
+    own = _own_links({place: entry for place, entry in wanted.items() if isinstance(entry, Mapping)}, number)
     names = {place: place if place in own else entry for place, entry in wanted.items()}
     for name in names.values():
         if name is not None and name not in own and name not in link_names():
             raise SpecError(f"line {number}: links", name, "is not a known link", nearest(str(name), link_names()))
     return links_of(device, gpus_per_node, names.get("between"), names.get("inside"), own)
+
+
+def _own_links(entries: Mapping[str, Any], number: int) -> dict[str, LinkSpec]:
+    """A case's own links, checked.
+
+    Raises:
+        SpecError: an entry is no link.
+    """
+    try:
+        return OwnHardware.model_validate({"links": entries}).links
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        hint = "an entry has the fields of those in hardware.yaml"
+        raise SpecError(f"line {number}: {field}", first["input"], first["msg"].lower(), hint) from None

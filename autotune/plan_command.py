@@ -12,6 +12,7 @@ import typer
 from rich.console import RenderableType
 
 from autotune.errors import SpecError
+from autotune.state_folder import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from autotune.check import Checked, MegatronVersion
@@ -55,11 +56,15 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
         ] = False,
         megatron: Annotated[str | None, typer.Option(help="Rules of 0.16 or 0.19; none = the installed, 0.19 for --jsonl")] = None,
         output: Annotated[Path | None, typer.Option(help="HTML file for the figures")] = None,
+        root: Annotated[
+            Path, typer.Option("--state", help="Folder of the studies' state, for what they measured", envvar="AUTOTUNE_STATE")
+        ] = DEFAULT_ROOT,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts")] = False,
     ) -> None:
         """Predict memory, step time and watts of a study's candidates and show the best, in seconds, with no GPU."""
         from autotune.check import rules_of
-        from autotune.plan import machines_of
+        from autotune.machines import machines_of
+        from autotune.refit import calibrated
 
         version = rules_of(megatron)
         if jsonl:
@@ -68,7 +73,10 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
             sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
             return
         spec = _study(study, model, (gpu, num_gpus, global_batch_size, seq_length), gpus_per_node)
-        pools = [(pool, machines_of(pool, network, "--gpu" if model else "")) for pool in spec.pools]
+        known = [(pool, machines_of(pool, spec.hardware, network, "--gpu" if model else "")) for pool in spec.pools]
+        if model is None:
+            known = [(pool, calibrated(machines, pool, root)) for pool, machines in known]
+        pools = [(at_count, machines) for pool, machines in known for at_count in pool.at_each_node_count()]
         answer = _plan_settings(spec, pools, settings, version) if settings else _plan_all(spec, pools, top, output, version)
         if as_json:
             sys.stdout.write(json.dumps(answer.to_json(), indent=2) + "\n")
@@ -103,7 +111,7 @@ def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_p
 
 def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
     """Plan every pool; write the figures if asked for."""
-    from autotune.plan import plan_pool
+    from autotune.plan import compares_power, plan_pool
     from autotune.plan_text import PlansAnswer
 
     plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
@@ -111,7 +119,7 @@ def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, mega
         from autotune.plan_figures import write_html
 
         write_html(output, plans, top)
-    return PlansAnswer(plans, top)
+    return PlansAnswer(plans, top, compares_power(spec))
 
 
 def _plan_settings(spec: StudySpec, pools: Pools, settings: list[str], megatron: MegatronVersion | None) -> Checked:

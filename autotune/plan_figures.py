@@ -12,6 +12,7 @@ from plotly.colors import qualitative
 
 from autotune.errors import SpecError
 from autotune.plan import Planned, PoolPlan
+from autotune.plan_power_text import power_figure
 from autotune.plan_text import band
 from autotune.records import short
 from search_spaces.prediction import Prediction
@@ -21,12 +22,17 @@ _HEIGHT = 460
 
 
 def write_html(path: Path, plans: Sequence[PoolPlan], top: int) -> None:
-    """Write the figures of every pool: step time by part, memory per stage, throughput against peak power.
+    """Write the figures of every pool (step time by part, memory per stage, throughput against peak power), and of power limits.
 
     Raises:
         SpecError: the file cannot be written.
     """
     body, first = "", True
+    if any(plan.choices for plan in plans):
+        figure = power_figure(plans)
+        title = "Tokens/s in total against the power limit, power domains obeyed (predicted)"
+        body += _styled(figure, title, "W per GPU", "tokens/s").to_html(full_html=False, include_plotlyjs=True)
+        first = False
     for plan in plans:
         body += f"<h2>{html.escape(plan.pool)}: {plan.table.workload.world_size:,} x {html.escape(plan.gpu)}</h2>"
         best = plan.best(top)

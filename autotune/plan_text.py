@@ -13,8 +13,9 @@ from rich.text import Text
 
 from autotune.plan import Planned, PlannedOne, PoolPlan
 from autotune.plan_cases import prediction_json
+from autotune.plan_power_text import power_choice_json, power_parts
 from autotune.records import short
-from search_spaces.prediction import Prediction
+from search_spaces.prediction import CALIBRATING_TRIALS, Machines, Prediction
 
 _VERDICTS = {"fits": "fits", "at_risk": "at risk", "does_not_fit": "does not fit"}
 _STYLES = {"fits": "green", "at_risk": "yellow", "does_not_fit": "red"}
@@ -30,15 +31,19 @@ class PlansAnswer:
     Attributes:
         plans: One per pool.
         top: How many of the best to show.
+        by_power: Whether node counts and per-GPU power limits are compared.
     """
 
     plans: tuple[PoolPlan, ...]
     top: int
+    by_power: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether something may fit on every pool."""
-        return all(plan.ok for plan in self.plans)
+        """Whether something may fit on every pool at one of its node counts, and under the power domains' limits somewhere."""
+        fits = {plan.pool for plan in self.plans if plan.ok}
+        powered = not self.by_power or any(plan.choices for plan in self.plans)
+        return powered and all(plan.pool in fits for plan in self.plans)
 
     def to_json(self) -> list[dict[str, Any]]:
         """One entry per pool."""
@@ -46,7 +51,9 @@ class PlansAnswer:
 
     def for_person(self) -> RenderableType:
         """The best configurations, what they spend, and what was ruled out."""
-        parts = (part for plan in self.plans for part in _plan_parts(plan, plan.best(self.top)))
+        parts = [part for plan in self.plans for part in _plan_parts(plan, plan.best(self.top))]
+        if self.by_power:
+            parts += power_parts(self.plans)
         return Group(*parts, Text(band(self.plans), style="dim"))
 
 
@@ -62,8 +69,8 @@ class OnesAnswer:
         return all(one.ok for one in self.ones)
 
     def to_json(self) -> dict[str, Any]:
-        """Prediction or violations, by pool."""
-        return {one.pool: _one_json(one) for one in self.ones}
+        """Prediction or violations, by pool, and by node count where a pool has several."""
+        return {one.title: _one_json(one) for one in self.ones}
 
     def for_person(self) -> RenderableType:
         """The prediction in full, or every reason why not."""
@@ -72,23 +79,41 @@ class OnesAnswer:
 
 def band(plans: Sequence[PoolPlan]) -> str:
     """How far the numbers may be off."""
-    error = max(plan.predictions.machines.step_time_error for plan in plans)
-    return (
-        f"All numbers are predicted, none is measured. Step time: {error:.0%} mean error on published measurements without any "
-        "trial of these machines. Memory: `at most` is an upper bound. Watts: no measured band."
+    by_pool = {plan.pool: plan.predictions.machines for plan in plans}
+    return " ".join(
+        (
+            "All numbers are predicted, none is measured.",
+            *(_step_time_band(pool, machines) for pool, machines in by_pool.items()),
+            "Memory: `at most` is an upper bound. Watts: no measured band.",
+        )
     )
+
+
+def _step_time_band(pool: str, machines: Machines) -> str:
+    """How far off a pool's step times were, and where."""
+    known = f"calibrated with {machines.trials} trials, " if machines.trials else ""
+    if machines.own_error is not None:
+        where = "in trials of this pool, predicted before each ran"
+    elif machines.trials >= CALIBRATING_TRIALS:
+        where = f"on published measurements after {CALIBRATING_TRIALS} trials of a pool"
+    else:
+        where = "on published measurements without any trial of a pool"
+    return f"Step time of {pool}: {known}{machines.step_time_error:.0%} mean error {where}."
 
 
 def _plan_json(plan: PoolPlan, top: int) -> dict[str, Any]:
     return {
         "pool": plan.pool,
         "gpu": plan.gpu,
+        "nodes": plan.nodes,
         "world_size": plan.table.workload.world_size,
         "candidates": len(plan.table),
         "refused_by_rule": plan.table.refused,
         "verdicts": plan.verdicts,
         "does_not_fit_by_component": plan.too_large,
         "origin": "predicted",
+        "calibrated_with_trials": plan.predictions.machines.trials,
+        "power_choices": [power_choice_json(choice) for choice in plan.choices],
         "best": [
             {"config": best.config.changed(), "argv": best.config.argv(), **prediction_json(best.prediction)}
             for best in plan.best(top)
@@ -162,7 +187,7 @@ def _gib(amount: float) -> str:
 
 def _one(one: PlannedOne) -> Text:
     """One configuration on one pool."""
-    text = Text(f"{one.pool}: ", style="bold")
+    text = Text(f"{one.title}: ", style="bold")
     if one.prediction is None:
         text.append("not legal", style="red")
         for violation in one.violations:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
-from autotune.candidates import Candidates, candidate_table, launchable, plain_choices
-from autotune.judge import infeasibility
+from autotune.budget import used_up
+from autotune.candidates import Candidates, candidate_table, fingerprint
+from autotune.confirm import next_config
+from autotune.launchable import Launchable
+from autotune.ledger import Ledger
 from autotune.measured import measure
+from autotune.proposal import Proposal
+from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
+from autotune.refit import Refit
 from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
+from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
 from autotune.storage import open_study
@@ -23,30 +30,14 @@ from launchers.base import Launcher
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
-from search_spaces.legality import Violation, check
+from search_spaces.legality import Violation
 from search_spaces.normalise import normalise
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
+_MOST_FOR_CONFIRMING = 1 / 3
 # GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
 _CONSTRAINT = "infeasible"
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A trial to launch.
-
-    Attributes:
-        trial: Optuna's trial, RUNNING.
-        config: What to run.
-        phase: Why.
-        proposed_s: Unix time.
-    """
-
-    trial: optuna.Trial
-    config: TrialConfig
-    phase: Phase
-    proposed_s: float
 
 
 class PoolStudy:
@@ -56,8 +47,11 @@ class PoolStudy:
         name: Optuna study name.
         pool: The pool.
         workload: What is trained there.
+        launcher: What runs its trials.
         table: Megatron's legal candidates.
+        refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
+        deadline_s: Unix time at which the study ends; exploring ends earlier, so that the best can be confirmed. None = no limit.
     """
 
     def __init__(
@@ -67,8 +61,9 @@ class PoolStudy:
         launcher: Launcher,
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
+        calibrations: Path | None = None,
     ) -> None:
-        """Open or reopen the study in `storage`.
+        """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -77,46 +72,54 @@ class PoolStudy:
         self.pool = pool
         self.workload = spec.workload(pool)
         self.table = candidate_table(spec, pool)
+        self.refit = Refit.of(self.name, spec, pool, self.table, calibrations)
         self._baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
+        self.deadline_s: float | None = None
+        self._opened_s = time.time()
         self._spec = spec
-        self._launcher = launcher
+        self.launcher = launcher
         self._on_record = on_record
-        allowed, self._launcher_refused = launchable(self.table, launcher)
-        self.candidates = Candidates(self.table, spec.baseline, allowed)
+        self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
+        self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
         self._sampler = candidate_sampler(spec.sampler, spec.seed, self.candidates)
-        self._optuna = open_study(storage, self.name, self._sampler, self._fingerprint())
+        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
         self._attempts = Attempts()
         self._baseline_due = True
-        self._launched = self._running = 0
-        self._worst: float | None = None
-        self._records: list[TrialRecord] = []
-        self._reload()
-        if not self.candidates.left and not self._records:
-            self.end_reason = self._nothing_legal()
+        self._running: list[Proposal] = []
+        self._explored = ""
+        self._ledger = self._reload()
+        if not self.candidates.left and not self.records:
+            self.end_reason = self._launchable.why_nothing()
 
     @property
     def records(self) -> list[TrialRecord]:
         """All ended trials, in the order of their numbers."""
-        return self._records
+        return self._ledger.records
 
     @property
     def launched(self) -> int:
         """Launched trials that count against the budget."""
-        return self._launched
+        return self._ledger.spent.trials
 
     @property
     def best(self) -> TrialRecord | None:
-        """The best completed trial so far; None where nothing completed."""
-        return self.results().best
+        """The best trial so far within the limits; None where there is none."""
+        return self._ledger.best()
 
     def results(self) -> PoolResults:
         """What the storage holds now."""
-        return results_of(self._optuna, self.pool)
+        return results_of(self._optuna, self._spec, self.pool)
+
+    @property
+    def run_spread(self) -> RunSpread:
+        """How much runs of one configuration have differed so far."""
+        return run_spread_of(self.records)
 
     def close(self) -> None:
-        """Keep the reason of the end beside the trials."""
+        """Keep the reason of the end beside the trials, and what they say of the machines."""
+        self.refit.update()
         self._optuna.set_user_attr(END_REASON, self.end_reason)
 
     def propose(self) -> Proposal | None:
@@ -126,15 +129,22 @@ class PoolStudy:
         """
         if self.end_reason:
             return None
-        if self._launched + self._running >= self._spec.budget.trials:
-            self._end(f"budget: {self._launched} trials")
-            return None
         if retry := self._attempts.next_retry():
             return self._proposal(self._ask(retry[0]), *retry)
+        if not self._explored and (proposal := self._explore()) is not None:
+            return proposal
+        return self._confirm() if self._explored else None
+
+    def _explore(self) -> Proposal | None:
+        """The next new trial; None where there is none now, or, with `_explored` set, where exploring is over."""
+        if reason := self._enough():
+            self._end_exploring(reason)
+            return None
         for refusals in range(MAX_REFUSALS_IN_A_ROW + 1):
             self._sampler.legal_only = refusals == MAX_REFUSALS_IN_A_ROW
             if not self._baseline_due and not self.candidates.left:
-                self._end(f"all {self._legal} legal candidates were tried" if self._launched else self._nothing_legal())
+                nothing = self._launchable.why_nothing()
+                self._end_exploring(f"all {self._legal} legal candidates were tried" if self.launched else nothing)
                 return None
             trial, config, phase = self._draw()
             violations = self.violations(config)
@@ -143,17 +153,40 @@ class PoolStudy:
             self._refuse(trial, config, phase, violations)
         raise AssertionError("the sampler proposed an illegal point although only legal ones were asked for")
 
+    def _enough(self) -> str:
+        """Why nothing new is tried any more; empty while it is."""
+        self.end_reason = self._ledger.cannot_be_shown()
+        if self.deadline_s is not None and time.time() > self.deadline_s - self._for_confirming_s(self.deadline_s):
+            return "budget: wall time, less what confirming takes"
+        so_far = self._ledger.spent
+        return self.end_reason or used_up(self._spec.budget, replace(so_far, trials=so_far.trials + len(self._running)))
+
+    def _for_confirming_s(self, deadline_s: float) -> float:
+        """Seconds to keep for confirming: what it will take, but never most of the study."""
+        return min(self._ledger.confirming_s(), _MOST_FOR_CONFIRMING * (deadline_s - self._opened_s))
+
+    def _confirm(self) -> Proposal | None:
+        """The next confirming trial; the study ends where none is left."""
+        chosen = [contender for contender in self._ledger.contenders() if not self._attempts.used_up(contender.config)]
+        running = [proposal.config for proposal in self._running]
+        if self._ledger.objective is not None:
+            config = next_config(chosen, running, self._spec.confirm.repeats, self._ledger.objective)
+            if config is not None:
+                return self._proposal(self._ask(config), config, Phase.CONFIRM)
+        if not self._running:
+            self.end_reason = self._explored
+        return None
+
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:
         """The one funnel for launched trials: tells Optuna, keeps the record, passes it on."""
-        self._running -= 1
-        shown = measure(self.workload, result, self._spec.measurement, run_spread_of(self._records))
+        self._running = [other for other in self._running if other.trial.number != proposal.trial.number]
+        shown = measure(self.workload, result, self._spec.measurement, self.run_spread)
         if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
-        record = self._record(proposal, shown.outcome, shown.detail)
         record = replace(
-            record,
+            proposal.ended(self.name, shown.outcome, shown.detail),
             steps=shown.steps,
-            metrics=shown.metrics,
+            metrics={**shown.metrics, **proposal.predicted},
             environment=shown.environment,
             contaminated=shown.contaminated,
             log_folder=result.log_folder,
@@ -162,18 +195,19 @@ class PoolStudy:
         return self._tell(proposal.trial, record)
 
     def violations(self, config: TrialConfig) -> list[Violation]:
-        """Megatron's rules and the launcher's that `config` breaks here."""
-        return check(self.workload, config) or self._launcher.refusals(self.workload, config)
+        """Megatron's rules, the launcher's, or the study's guards that `config` breaks here."""
+        return self._launchable.violations(config)
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        self._running += 1
-        return Proposal(trial, config, phase, time.time())
+        beaten_s = self._ledger.beaten_step_s(self.workload) if may_race(phase) else None
+        self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config), beaten_s))
+        return self._running[-1]
 
-    def _end(self, reason: str) -> None:
-        """The study ends, unless a running trial may still be lost and come back."""
+    def _end_exploring(self, reason: str) -> None:
+        """Exploring is over, unless a running trial may still be lost and come back."""
         if not self._running:
-            self.end_reason = reason
+            self._explored = reason
 
     def _draw(self) -> tuple[optuna.Trial, TrialConfig, Phase]:
         """The baseline first, then what the sampler proposes, legal or not."""
@@ -198,30 +232,16 @@ class PoolStudy:
         self.candidates.mark_seen(config)
         proposal = Proposal(trial, config, phase, time.time())
         detail = "; ".join(violation.message for violation in violations)
-        self._tell(trial, self._record(proposal, Outcome.REFUSED, detail, tuple(violations)))
-
-    def _record(self, proposal: Proposal, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
-        return TrialRecord(
-            study=self.name,
-            number=proposal.trial.number,
-            phase=proposal.phase,
-            config=proposal.config,
-            argv=tuple(proposal.config.argv()),
-            outcome=outcome,
-            detail=detail,
-            violations=violations,
-            started_s=proposal.proposed_s,
-            ended_s=time.time(),
-        )
+        self._tell(trial, proposal.ended(self.name, Outcome.REFUSED, detail, tuple(violations)))
 
     def _count(self, record: TrialRecord, stopped_by_user: bool) -> None:
         """Budget, retries and the health of the pool."""
         if record.outcome is not Outcome.LOST:
-            self._launched += 1
             self._attempts.showed_result(record)
             return
         if stopped_by_user:
-            self.candidates.reopen(record.config)
+            if record.phase is not Phase.CONFIRM:
+                self.candidates.reopen(record.config)
             return
         self._attempts.lost(record.config, record.phase)
         if self._attempts.pool_is_lost:
@@ -230,71 +250,47 @@ class PoolStudy:
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> TrialRecord:
         """Attributes first, then the end: Optuna takes none afterwards."""
-        value = record.metrics.get("tokens_per_s_per_gpu") if record.outcome is Outcome.COMPLETED else self._pessimistic()
-        if record.outcome is Outcome.LOST:
-            value = None
-        record = replace(record, value=value)
+        record = self._ledger.valued(record)
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
-        self._conclude(trial, record)
-        self._remember(record)
+        self._conclude(trial, record, self._ledger)
+        self._ledger.add(record)
+        self.refit.learn(record)
         self._on_record(self, record)
         return record
 
-    def _conclude(self, trial: optuna.Trial, record: TrialRecord) -> None:
+    def _conclude(self, trial: optuna.Trial, record: TrialRecord, ledger: Ledger) -> None:
         if record.value is None:
             self._optuna.tell(trial, state=TrialState.FAIL)
             return
         if not trial.constraints:
-            trial.set_constraint(_CONSTRAINT, infeasibility(record))
+            trial.set_constraint(_CONSTRAINT, ledger.infeasibility(record))
         self._optuna.tell(trial, record.value)
 
-    def _remember(self, record: TrialRecord) -> None:
-        self._records.append(record)
-        if record.outcome is Outcome.COMPLETED and record.value is not None:
-            self._worst = min(record.value, self._worst if self._worst is not None else record.value)
-
-    def _pessimistic(self) -> float:
-        """What a failed trial is told as: the worst value seen; 0 before any."""
-        return self._worst if self._worst is not None else 0.0
-
-    def _reload(self) -> None:
+    def _reload(self) -> Ledger:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
-        for frozen in self._optuna.get_trials(deepcopy=False):
-            record = record_from_trial(frozen)
+        stored = [(frozen, record_from_trial(frozen)) for frozen in self._optuna.get_trials(deepcopy=False)]
+        ledger = Ledger(self._spec, self.pool, tuple(record for _, record in stored if record is not None))
+        for frozen, record in stored:
             if frozen.state is TrialState.WAITING:
                 # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
                 self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
             elif not frozen.state.is_finished() and record is not None:
                 # Its driver died between the record and the end.
-                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record)
+                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record, ledger)
             elif not frozen.state.is_finished():
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
             if record is not None:
+                self.refit.learn(record)
                 self._take_over(record)
+        return ledger
 
     def _take_over(self, record: TrialRecord) -> None:
-        """Count a trial of an earlier driver."""
-        self._remember(record)
+        """A trial of an earlier driver: what it says of its candidate and of the pool."""
         if record.outcome is Outcome.LOST:
             if record.detail != STOPPED_BY_USER:
                 self._attempts.lost_before(record.config)
             if not self._attempts.used_up(record.config):
                 return
-        else:
-            self._launched += record.outcome is not Outcome.REFUSED
         self.candidates.mark_seen(record.config)
         if record.phase is Phase.BASELINE:
             self._baseline_due = False
-
-    def _fingerprint(self) -> dict[str, object]:
-        return {
-            "workload": self.workload.model_dump(mode="json"),
-            "choices": plain_choices(self.table),
-            "baseline": self._baseline.model_dump(mode="json", exclude_defaults=True),
-            "launcher": self._spec.launcher,
-        }
-
-    def _nothing_legal(self) -> str:
-        refused = Counter(self.table.refused) + self._launcher_refused
-        worst = ", ".join(f"{name} refused {count}" for name, count in refused.most_common(3))
-        return f"no legal candidate: {worst}"

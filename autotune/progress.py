@@ -10,7 +10,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from autotune.pool_study import PoolStudy, Proposal
+from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
 from autotune.records import TrialRecord, short
 from autotune.report import throughput, trial_table
 from autotune.spec_parts import Budget

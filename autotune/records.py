@@ -40,8 +40,9 @@ class TrialResult:
         nodes: Each agent's description at the launch.
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
-        telemetry: What the nodes measured.
+        raced_out: Whether it was ended because it could not win.
         witnesses: What the agents saw beside it.
+        telemetry: What the nodes measured.
     """
 
     outcome: Outcome
@@ -52,8 +53,9 @@ class TrialResult:
     nodes: tuple[dict[str, Any], ...] = ()
     log_folder: Path | None = None
     agent_failed: bool = False
-    telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
+    raced_out: bool = False
     witnesses: tuple[Witness, ...] = ()
+    telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 
     @property
     def environment(self) -> dict[str, str]:

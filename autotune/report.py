@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
+from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
 from launchers.outcome import Outcome
@@ -70,16 +74,44 @@ def failure_table(result: PoolResults) -> Table:
 
 def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is None:
-        return "No feasible configuration: not one trial completed."
+        return _nothing_best(result)
     if result.baseline is None:
         return "The baseline did not complete, so there is nothing to compare the winner with."
-    if result.best is result.baseline:
+    if result.best.config == result.baseline.config:
         return "Nothing beat the baseline."
-    spread = run_spread_of(result.records)
-    ratio, low, high = speedup(result.best, result.baseline, warmup_steps, spread)
-    verdict = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each"
-    verdict += f"; run-to-run spread {spread.relative:.1%})."
-    return verdict + _learning(result.best.config, result.baseline.config)
+    return _faster(result, result.best, result.baseline, warmup_steps) + _learning(result.best.config, result.baseline.config)
+
+
+def _nothing_best(result: PoolResults) -> str:
+    if result.nearest is None:
+        return "No feasible configuration: not one trial completed."
+    broken = "; ".join(violation.message for violation in result.nearest.violations)
+    nearest = f"trial {result.nearest.number} ({short(result.nearest.config)})"
+    return f"No configuration keeps the limits. The nearest is {nearest}: {broken}."
+
+
+def _faster(result: PoolResults, winner: TrialRecord, baseline: TrialRecord, warmup_steps: int) -> str:
+    """By how much the winner is faster, and how sure that is."""
+    decision = result.decision
+    if decision is None or decision.over_baseline is None:
+        spread = run_spread_of(result.records)
+        ratio, low, high = speedup(winner, baseline, warmup_steps, spread)
+        text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, one run of each"
+        return f"{text}; run-to-run spread {spread.relative:.1%})."
+    ratio, low, high = (math.exp(value) for value in astuple(decision.over_baseline))
+    text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, runs in turns)."
+    return text + _second(decision)
+
+
+def _second(decision: Decision) -> str:
+    """How the winner compares with the next best."""
+    if decision.runner_up is None or decision.margin is None:
+        return ""
+    gap = f"{decision.margin.difference:+.1%} [{decision.margin.low:+.1%}, {decision.margin.high:+.1%}] in score"
+    if decision.margin.decided:
+        return f" Against the next best, {short(decision.runner_up.config)}: {gap}."
+    why = "it draws less power" if decision.by_power else "its mean is higher"
+    return f" It is not told apart from {short(decision.runner_up.config)} ({gap}); {why}."
 
 
 def _learning(winner: TrialConfig, baseline: TrialConfig) -> str:
@@ -92,7 +124,9 @@ def _learning(winner: TrialConfig, baseline: TrialConfig) -> str:
 def _counts(result: PoolResults) -> str:
     ended = ", ".join(f"{count} {outcome.value}" for outcome, count in result.outcomes.most_common())
     rules = ", ".join(f"{name} {count}" for name, count in result.refusals.most_common(5))
-    return f"Trials: {ended or 'none'}." + (f" Refused by rule: {rules}." if rules else "")
+    raced = [record.metrics[SAVED] for record in result.records if SAVED in record.metrics]
+    saved = f" Racing ended {len(raced)} of them early and saved {sum(raced):,.0f} s." if raced else ""
+    return f"Trials: {ended or 'none'}.{saved}" + (f" Refused by rule: {rules}." if rules else "")
 
 
 def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:

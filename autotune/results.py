@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import optuna
 from optuna.trial import TrialState
 
+from autotune.budget import Spent
+from autotune.confirm import Decision
+from autotune.ledger import Ledger
 from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.run_spread import RunSpread, ratio_interval, run_spread
 from autotune.spec import StudySpec
@@ -32,7 +35,10 @@ class PoolResults:
         pool: The pool.
         records: All ended trials, in the order of their numbers.
         running: Trials that are running now, or were when their driver died.
-        best: The best completed trial, by Optuna's feasibility-aware choice; None where nothing completed.
+        best: The confirmed winner, else the best explored trial within the limits; None where there is none.
+        decision: How the winner was chosen; None where nothing was confirmed.
+        nearest: The completed trial that crosses the limits least, where none is within them.
+        spent: What the trials have cost.
         end_reason: Why the study ended; empty where it has not.
         notes: What the study does not do although it was asked for, and how to change that.
     """
@@ -42,6 +48,9 @@ class PoolResults:
     records: tuple[TrialRecord, ...]
     running: int
     best: TrialRecord | None
+    decision: Decision | None
+    nearest: TrialRecord | None
+    spent: Spent
     end_reason: str
     notes: tuple[str, ...] = ()
 
@@ -59,7 +68,8 @@ class PoolResults:
     @property
     def refusals(self) -> Counter[str]:
         """Refused trials by the rules they broke."""
-        return Counter(violation.name for record in self.records for violation in record.violations)
+        refused = (record for record in self.records if record.outcome is Outcome.REFUSED)
+        return Counter(violation.name for record in refused for violation in record.violations)
 
     @property
     def best_tokens_per_s(self) -> float:
@@ -67,21 +77,22 @@ class PoolResults:
         return self.best.metrics["tokens_per_s_per_gpu"] * self.pool.world_size if self.best else 0.0
 
 
-def results_of(study: optuna.Study, pool: PoolSpec) -> PoolResults:
+def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResults:
     """Read one study."""
     frozen = study.get_trials(deepcopy=False)
     ended = [record_from_trial(trial) for trial in frozen if trial.state.is_finished()]
     records = tuple(record for record in ended if record is not None)
-    try:
-        number = study.best_trial.number
-    except ValueError:
-        number = -1
+    ledger = Ledger(spec, pool, records)
+    best = ledger.best()
     return PoolResults(
         study=study.study_name,
         pool=pool,
         records=records,
         running=sum(trial.state is TrialState.RUNNING for trial in frozen),
-        best=next((r for r in records if r.number == number and r.outcome is Outcome.COMPLETED), None),
+        best=best,
+        decision=ledger.decision(),
+        nearest=ledger.nearest() if best is None else None,
+        spent=ledger.spent,
         end_reason=study.user_attrs.get(END_REASON, ""),
         notes=tuple(study.user_attrs.get(_NOTES, ())),
     )
@@ -97,7 +108,7 @@ def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
     storage = open_storage(spec.storage, folder.path)
     known = set(optuna.get_all_study_names(storage))
     return [
-        results_of(optuna.load_study(study_name=name, storage=storage), pool)
+        results_of(optuna.load_study(study_name=name, storage=storage), spec, pool)
         for pool in spec.pools
         if (name := study_name(spec, pool)) in known
     ]

@@ -16,13 +16,15 @@ from typing import Any
 from ray.tune.search import Searcher
 
 from autotune.errors import InfrastructureError
+from autotune.guards import boards_guards
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
-from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
-from autotune.records import TrialResult
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.proposal import Proposal
+from autotune.records import Phase, TrialResult
+from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.trial import RESULT_KEY
-from launchers.base import Launcher
 from launchers.outcome import Outcome
 from launchers.process import Limits
 
@@ -48,7 +50,6 @@ class StudySearcher(Searcher):
     def __init__(
         self,
         spec: StudySpec,
-        launcher: Launcher,
         studies: list[PoolStudy],
         slots: Slots,
         log_root: Path,
@@ -59,13 +60,14 @@ class StudySearcher(Searcher):
         self.stop_reason = ""
         self.in_flight: dict[str, _InFlight] = {}
         self._spec = spec
-        self._launcher = launcher
         self._studies = list(studies)
         self._slots = slots
         self._log_root = log_root
         self._on_launch = on_launch
         self._stopped_by_user = stopped_by_user
         self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
+        for study in studies:
+            study.deadline_s = self._deadline_s
         self._first_trials: set[str] = set()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
@@ -125,21 +127,25 @@ class StudySearcher(Searcher):
         return {"agents": slot.agents, "request": self._request(study, proposal, slot.trial, folder)}
 
     def _request(self, study: PoolStudy, proposal: Proposal, trial: str, folder: Path) -> SlotRequest:
-        measurement = self._spec.measurement
+        measurement = self._spec.measurement_of(proposal.phase is Phase.CONFIRM)
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
+        longer = max(1.0, measurement.steps / self._spec.measurement.steps)
         return SlotRequest(
             trial=trial,
-            program=self._launcher.program,
-            job=self._launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
+            program=study.launcher.program,
+            job=study.launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
-                trial_s=measurement.trial_timeout_s,
+                trial_s=measurement.trial_timeout_s * longer,
             ),
             log_folder=folder,
             measurement=measurement,
-            gpu_power_limit_w=proposal.config.gpu_power_limit_w,
+            gpu_power_limit_w=None if is_simulated(self._spec) else proposal.config.gpu_power_limit_w,
+            beaten_s=proposal.beaten_s,
+            spread=study.run_spread,
+            guards=boards_guards(self._spec, study.pool, study.refit.machines.gpu) if study.refit.machines else (),
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

@@ -10,7 +10,9 @@ import yaml
 from pydantic import (
     AfterValidator,
     Field,
+    FiniteFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -18,10 +20,14 @@ from pydantic import (
 
 import search_spaces
 from autotune.errors import NOTHING, SpecError
+from autotune.machines import check_hardware
+from autotune.objective import DEFAULT_WEIGHTS
+from autotune.power_domains import check_domains
 from autotune.spec_errors import nearest, spec_error, wrong
-from autotune.spec_parts import Budget, Measurement, Part
+from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part, PowerDomain
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.gpus import OwnHardware
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
@@ -50,12 +56,18 @@ class StudySpec(Part):
         name: Name of the study; the state folder and the MLflow experiment carry it.
         model: Shapes of the model.
         pools: Where trials run; one Optuna study each.
+        hardware: The study's own GPUs and links, entries as in search_spaces/hardware.yaml.
+        power_domains: Feeds, racks and rooms with a limit in watts.
         global_batch_size: Sequences per optimiser step. A workload, never a knob.
         seq_length: Tokens per sequence.
         gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
         search: Knob -> choices.
+        objective: Weight by metric; positive where more is better. See `autotune.objective`.
+        limits: Bounds on metrics of the answer; they may be crossed while exploring.
+        gpu_power_guard_w: Watts that no GPU may draw over a second, in any launch; see `autotune.guards`.
+        confirm: How the winner is chosen among the best.
         budget: When the study ends.
         measurement: How long a trial runs.
         sampler: Optuna sampler; those that learn from failed trials, and `grid`.
@@ -67,12 +79,18 @@ class StudySpec(Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     model: ModelSpec
     pools: Annotated[tuple[PoolSpec, ...], Field(min_length=1)]
+    hardware: OwnHardware = OwnHardware()
+    power_domains: tuple[PowerDomain, ...] = ()
     global_batch_size: PositiveInt
     seq_length: PositiveInt
     gpus: tuple[NonNegativeInt | str, ...] | None = None
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
     search: dict[str, Any] | Literal["auto"]
+    objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
+    limits: dict[str, Bound] = Field(default_factory=dict)
+    gpu_power_guard_w: PositiveFloat | None = None
+    confirm: Confirmation = Confirmation()
     budget: Budget = Budget()
     measurement: Measurement = Measurement()
     sampler: SamplerName = "tpe"
@@ -89,6 +107,12 @@ class StudySpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _machines_are_known(self) -> Self:
+        check_hardware(self.hardware, self.pools)
+        check_domains(self.power_domains, self.pools)
+        return self
+
+    @model_validator(mode="after")
     def _choices_can_be_read(self) -> Self:
         for pool in self.pools:
             for name, wanted in self.search.items() if isinstance(self.search, dict) else ():
@@ -98,6 +122,17 @@ class StudySpec(Part):
             except ValueError as error:
                 raise wrong("search", NOTHING, str(error), "choose every knob once, by itself or in its group") from None
         return self
+
+    @property
+    def confirm_steps(self) -> int:
+        """Optimiser steps of a confirming trial."""
+        return self.confirm.steps or 2 * self.measurement.steps
+
+    def measurement_of(self, confirming: bool) -> Measurement:
+        """How a trial is measured; a confirming one runs all of its steps."""
+        if not confirming:
+            return self.measurement
+        return self.measurement.model_copy(update={"steps": self.confirm_steps, "interval": 0.0})
 
     def _check_choices(self, pool: PoolSpec, name: str, wanted: Any) -> None:
         """One knob's choices by themselves, so that the message can name it."""
@@ -123,6 +158,12 @@ class StudySpec(Part):
             seq_length=self.seq_length,
             device=pool.device,
         )
+
+
+def pool_title(spec: StudySpec, pool: PoolSpec) -> str:
+    """A pool's name, with its node count where the study gives it several."""
+    nodes = "1 node" if pool.nodes == 1 else f"{pool.nodes} nodes"
+    return pool.name if pool in spec.pools else f"{pool.name}, {nodes}"
 
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from autotune.errors import NOTHING
 from autotune.spec_errors import wrong
 
 
@@ -19,12 +20,18 @@ class Budget(Part):
     """When a study ends at the latest. Refused trials count against neither.
 
     Attributes:
-        trials: Launched trials per pool, the baseline included.
+        trials: Launched trials per pool, the baseline included; confirming runs come on top.
         wall_time_s: Seconds for the whole study.
+        gpu_hours: GPU-hours per pool, start-up included.
+        energy_kwh: Energy of the GPUs per pool, where it can be measured.
+        usd: Money per pool; needs the pool's `usd_per_gpu_hour`.
     """
 
     trials: PositiveInt = 30
     wall_time_s: PositiveFloat | None = None
+    gpu_hours: PositiveFloat | None = None
+    energy_kwh: PositiveFloat | None = None
+    usd: PositiveFloat | None = None
 
 
 class Measurement(Part):
@@ -35,6 +42,7 @@ class Measurement(Part):
         warmup_steps: First steps that are never measured (start-up, allocator, Adam's state); a longer warm-up is detected.
         interval: A trial ends early once the 95 % interval of its median step time reaches so far to either side, over the median;
             0 = always all steps.
+        racing: Whether an exploring trial ends as soon as it cannot win.
         startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
@@ -47,6 +55,7 @@ class Measurement(Part):
     steps: PositiveInt = 30
     warmup_steps: NonNegativeInt = 2
     interval: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
+    racing: bool = True
     startup_timeout_s: PositiveFloat = 300.0
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0
@@ -59,3 +68,60 @@ class Measurement(Part):
             problem = f"leaves nothing to measure after warmup_steps={self.warmup_steps}"
             raise wrong("steps", self.steps, problem, f"give at least {self.warmup_steps + 6} steps: six tell an interval")
         return self
+
+
+class Bound(Part):
+    """Bounds of one metric, in the metric's unit.
+
+    Attributes:
+        max: It must not be above this.
+        min: It must not be below this.
+    """
+
+    max: FiniteFloat | None = None
+    min: FiniteFloat | None = None
+
+    @model_validator(mode="after")
+    def _something_is_bound(self) -> Self:
+        if self.max is None and self.min is None:
+            raise wrong("max", NOTHING, "neither max nor min is given", "give one, e.g. {max: 700}")
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise wrong("min", self.min, f"is above max={self.max:g}", "no value satisfies both")
+        return self
+
+    def __str__(self) -> str:
+        """Such as `at most 700`."""
+        parts = [f"at least {self.min:,g}"] if self.min is not None else []
+        return " and ".join(parts + ([f"at most {self.max:,g}"] if self.max is not None else []))
+
+
+class Confirmation(Part):
+    """How the best explored configurations are measured again before one is called the winner.
+
+    Attributes:
+        top: The best so many, and further ones whose 95 % interval reaches the best's; 0 = no confirmation.
+        repeats: Runs of each, in turns, so that slow drift (heat, neighbours) hits all alike.
+        steps: Optimiser steps of a confirming trial; none = twice those of an exploring one.
+    """
+
+    top: NonNegativeInt = 3
+    repeats: Annotated[int, Field(ge=2)] = 3
+    steps: PositiveInt | None = None
+
+
+class PowerDomain(Part):
+    """Nodes that one feed, rack or room carries, and how many watts it may give them. Watts at the wall, not of boards.
+
+    Attributes:
+        name: Its name.
+        nodes: How many nodes of a pool it carries at most, or the names of pools and of other domains that are in it.
+        limit_w: Watts that it may give at most.
+        window_s: Seconds over which these watts are a mean.
+        bound: What a launch is held to: the power limits `enforced` on its GPUs, or the upper end of what is `predicted`.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    nodes: PositiveInt | Annotated[tuple[str, ...], Field(min_length=1)]
+    limit_w: PositiveFloat
+    window_s: PositiveFloat = 1.0
+    bound: Literal["enforced", "predicted"] = "enforced"

@@ -9,6 +9,8 @@ from math import comb, isfinite
 import numpy as np
 import numpy.typing as npt
 
+from launchers.base import StepRecord
+
 FEWEST_STEADY_STEPS = 6
 """So many values tell a 95 % interval of the median; warm-up detection leaves at least as many."""
 
@@ -166,6 +168,38 @@ def steady(step_s: Sequence[float], warmup_steps: int) -> list[float]:
 
 def _is_possible(value: float) -> bool:
     return isfinite(value) and value > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The steady steps: from the start of the first to the end of the last, on the reporting rank's clock.
+
+    Attributes:
+        start_s: Unix time.
+        end_s: Unix time.
+        tokens: Trained in it.
+    """
+
+    start_s: float
+    end_s: float
+    tokens: int
+
+    @property
+    def length_s(self) -> float:
+        """Its seconds."""
+        return self.end_s - self.start_s
+
+
+def steady_window(steps: Sequence[StepRecord], warmup_steps: int) -> Window | None:
+    """The window of the steps that count; None where no step does."""
+    counted = [
+        step
+        for step in steps[steady_from([step.step_s for step in steps], warmup_steps) :]
+        if isfinite(step.time_s) and _is_possible(step.step_s)
+    ]
+    if not counted:
+        return None
+    return Window(counted[0].time_s - counted[0].step_s, counted[-1].time_s, sum(step.tokens for step in counted))
 
 
 def is_measured(step_s: Sequence[float], warmup_steps: int, half_width: float) -> bool:

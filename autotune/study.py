@@ -10,17 +10,20 @@ from typing import Protocol
 
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
-from autotune.pool_study import STOPPED_BY_USER, PoolStudy, Proposal
+from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
+from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, keep_notes
+from autotune.simulation import host_pool, is_simulated, note, twin_launcher
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals
 from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
+from search_spaces.hardware import PoolSpec
 
 _TRACKER_CLOSE_S = 60.0
 
@@ -55,18 +58,40 @@ def load_launcher(name: str) -> Launcher:
     return launcher
 
 
+def check_runnable(spec: StudySpec) -> None:
+    """Refuse what must show before anything is made.
+
+    Raises:
+        SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
+    """
+    for position, pool in enumerate(spec.pools):
+        launcher_of(spec, pool)
+        if pool.other_nodes:
+            hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
+            raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
+
+
+def launcher_of(spec: StudySpec, pool: PoolSpec) -> Launcher:
+    """What runs a pool's trials.
+
+    Raises:
+        SpecError: where there is no such launcher.
+    """
+    return twin_launcher(spec, pool) if is_simulated(spec) else load_launcher(spec.launcher)
+
+
 def open_studies(
     spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
 ) -> list[PoolStudy]:
     """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
-    launcher = load_launcher(spec.launcher)
-    notes = check_rights(spec, _prober(spec, address))
+    notes = {} if is_simulated(spec) else check_rights(spec, _prober(spec, address))
     storage = open_storage(spec.storage, folder.path)
     studies = []
+    kept_in = None if is_simulated(spec) else folder.path.parent
     for pool in spec.pools:
         dropped = notes.get(pool.name, [])
-        studies.append(PoolStudy(without(spec, dropped), pool, launcher, storage, on_record))
-        keep_notes(storage, studies[-1].name, dropped)
+        studies.append(PoolStudy(without(spec, dropped), pool, launcher_of(spec, pool), storage, on_record, kept_in))
+        keep_notes(storage, studies[-1].name, note(spec) + dropped)
     return studies
 
 
@@ -80,7 +105,7 @@ def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = No
     Raises:
         AutotuneError: where another driver runs it, or the storage holds something else under its name.
     """
-    load_launcher(spec.launcher)
+    check_runnable(spec)
     with folder.locked():
         open_studies(spec, folder, lambda study, record: None, address)
         folder.write_spec(spec)
@@ -101,7 +126,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
     Raises:
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
-    load_launcher(spec.launcher)  # a wrong name must show before anything is made
+    check_runnable(spec)
     with StopSignals() as stop, folder.locked():
         drop_stale_lock(spec.storage, folder.path)
         tracker = Tracker(spec.tracking_uri, folder.path)
@@ -139,7 +164,7 @@ def _run(
 
 def _gpus(spec: StudySpec) -> tuple[str, ...]:
     """GPUs for a private Ray; none where every pool runs on CPU."""
-    if all(pool.device == "cpu" for pool in spec.pools):
+    if all(host_pool(spec, pool).device == "cpu" for pool in spec.pools):
         return ()
     return usable_gpus(spec.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
@@ -153,17 +178,16 @@ def _run_on_ray(
     studies: list[PoolStudy],
     runs: list[_ParentOf],
 ) -> None:
+    hosts = tuple(host_pool(spec, pool) for pool in spec.pools)
     with ExitStack() as stack:
-        session = stack.enter_context(
-            RaySession(spec.pools, address, _gpus(spec))
-        )  # Ray does not bear an exception while it starts
+        session = stack.enter_context(RaySession(hosts, address, _gpus(spec)))  # Ray does not bear an exception while it starts
         with stop.interruptible():
             # Only now: Ray reads its environment when it is imported.
             driver = importlib.import_module("autotune.driver")
-            driver.check_nodes(spec.pools)
+            driver.check_nodes(hosts)
             for run in runs:
                 run.open()
-        driver.drive(spec, load_launcher(spec.launcher), folder.log_root, session, studies, listener.launched, stop)
+        driver.drive(spec, folder.log_root, session, studies, listener.launched, stop)
 
 
 class _ParentOf:

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 from autotune import power_metrics, throttle_metrics
 from autotune.power_curves import COUNTER, INTEGRATED, Curve, Package, packages_of, total
-from autotune.steady_state import steady, steady_from
+from autotune.steady_state import Window
 from autotune.telemetry.clocks import ClockOffset, on_clock_of
 from autotune.telemetry.sensors import distinct
 from autotune.telemetry.series import REASONS, NodeTelemetry, Series
 from autotune.throttle_metrics import Throttling
-from launchers.base import StepRecord
 from launchers.gpu_sample import Throttle
 
 _FEW_UPDATES = 20
@@ -35,29 +34,6 @@ class TrialTelemetry:
 
     nodes: tuple[NodeTelemetry, ...] = ()
     clocks: tuple[ClockOffset, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The steady steps: from the start of the first to the end of the last, on the reporting rank's clock."""
-
-    start_s: float
-    end_s: float
-    tokens: int
-
-    @property
-    def length_s(self) -> float:
-        """Its seconds."""
-        return self.end_s - self.start_s
-
-
-def steady_window(steps: Sequence[StepRecord], warmup_steps: int) -> Window | None:
-    """The window of the steps that count; None where no step does."""
-    first = steady_from([step.step_s for step in steps], warmup_steps)
-    counted = [step for step in steps[first:] if math.isfinite(step.time_s) and steady([step.step_s], 0)]
-    if not counted:
-        return None
-    return Window(counted[0].time_s - counted[0].step_s, counted[-1].time_s, sum(step.tokens for step in counted))
 
 
 @dataclass(frozen=True, slots=True)

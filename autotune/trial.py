@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from autotune.contamination import Witness
 from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
+from autotune.racing import is_beaten
 from autotune.records import TrialResult
 from autotune.steady_state import is_measured
 from autotune.telemetry.clocks import ClockOffset, clock_offset
@@ -34,7 +35,9 @@ class Merged:
     """Steps, measurements and verdicts of all nodes so far.
 
     Attributes:
-        measured_s: Unix time at which the steps told enough; None before.
+        enough_s: Unix time at which the steps told enough; None before.
+        why_enough: What they told.
+        raced_out: Whether that is that the trial is of no use.
     """
 
     steps: list[StepRecord] = field(default_factory=list)
@@ -43,7 +46,9 @@ class Merged:
     verdicts: list[Verdict] = field(default_factory=list)
     witnesses: list[Witness] = field(default_factory=list)
     agent_failed: bool = False
-    measured_s: float | None = None
+    enough_s: float | None = None
+    why_enough: str = ""
+    raced_out: bool = False
 
     def failed(self) -> bool:
         """Whether a node has ended otherwise than well."""
@@ -53,18 +58,23 @@ class Merged:
         """Note whether the steps tell enough now."""
         wanted = request.measurement
         seconds = [step.step_s for step in readable(self.steps)]
-        if wanted.interval and self.measured_s is None and is_measured(seconds, wanted.warmup_steps, wanted.interval):
-            self.measured_s = time.time()
+        if self.enough_s is not None:
+            return
+        if wanted.interval and is_measured(seconds, wanted.warmup_steps, wanted.interval):
+            self.enough_s, self.why_enough = time.time(), f"measured well enough after {len(seconds)} steps"
+        elif request.beaten_s is not None and is_beaten(seconds, wanted.warmup_steps, request.beaten_s, request.spread):
+            self.enough_s, self.why_enough = time.time(), f"beaten beyond doubt after {len(seconds)} steps"
+            self.raced_out = True
 
     def verdict(self) -> Verdict:
-        """One verdict for the trial. What breaks while it is being ended, because it is measured, is no fault."""
+        """One verdict for the trial. What breaks while it is being ended, because it told enough, is no fault."""
         found = classify_nodes(self.verdicts)
-        if self.measured_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
+        if self.enough_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
             return found
-        return Verdict(Outcome.COMPLETED, f"measured well enough after {len(self.steps)} steps")
+        return Verdict(Outcome.COMPLETED, self.why_enough)
 
     def _is_later(self, verdict: Verdict) -> bool:
-        return verdict.time_s is not None and self.measured_s is not None and verdict.time_s >= self.measured_s
+        return verdict.time_s is not None and self.enough_s is not None and verdict.time_s >= self.enough_s
 
 
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
@@ -96,8 +106,9 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         nodes=nodes,
         log_folder=request.log_folder,
         agent_failed=merged.agent_failed,
-        telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
+        raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
+        telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
     )
 
 
@@ -116,7 +127,7 @@ def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged:
             return
         if _take(ready[0], running, merged):
             merged.look(request)
-        if (merged.failed() or merged.measured_s) and not stopped:
+        if (merged.failed() or merged.enough_s) and not stopped:
             stopped = True
             deadline_s = time.time() + _END_GRACE_S
             ray.wait([agent.stop.remote(request.trial) for agent in agents], num_returns=len(agents), timeout=_END_GRACE_S)

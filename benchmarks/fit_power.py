@@ -13,7 +13,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.power_rows import FITTED, Sweep, fit_power, read_sweeps  # noqa: E402  the repository is no package
+from benchmarks.power_rows import FITTED, Sweep, fit_power, pools, read_sweeps  # noqa: E402  the repository is no package
 from search_spaces.clock_power import PowerCoefficients  # noqa: E402
 
 
@@ -28,12 +28,15 @@ def main() -> None:
 
 
 def _fit(sweeps: list[Sweep]) -> dict[str, Any]:
-    general = fit_power([(sweep, list(range(len(sweep.slowdown)))) for sweep in sweeps], PowerCoefficients())
+    general = _fitted(sweeps, PowerCoefficients())
     gpus = {}
     for name in sorted({sweep.gpu.name for sweep in sweeps}):
-        own = [(sweep, list(range(len(sweep.slowdown)))) for sweep in sweeps if sweep.gpu.name == name]
-        gpus[name] = _plain(fit_power(own, general))
+        gpus[name] = _plain(_fitted([sweep for sweep in sweeps if sweep.gpu.name == name], general))
     return {"general": _plain(general), "gpus": gpus}
+
+
+def _fitted(sweeps: list[Sweep], prior: PowerCoefficients) -> PowerCoefficients:
+    return fit_power([[(sweep, list(range(len(sweep.slowdown)))) for sweep in pool] for pool in pools(sweeps)], prior)
 
 
 def _plain(coefficients: PowerCoefficients) -> dict[str, float]:

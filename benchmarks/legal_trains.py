@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from launchers.base import Rendezvous
+from launchers.base import Rendezvous, free_port
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.outcome import Outcome
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
@@ -119,7 +119,7 @@ def run_case(tree: Supervised, number: int, case: tuple[Workload, TrialConfig], 
         trial=str(number),
         program=launcher.program,
         job=launcher.job(workload, config, steps=2, seed=number),
-        rendezvous=Rendezvous("127.0.0.1", free_port(), workload.world_size, 0, workload.world_size),
+        rendezvous=Rendezvous("127.0.0.1", free_port("127.0.0.1"), workload.world_size, 0, workload.world_size),
         ranks=tuple(range(workload.world_size)),
         log_folder=folder / str(number),
     )
@@ -127,15 +127,6 @@ def run_case(tree: Supervised, number: int, case: tuple[Workload, TrialConfig], 
     if isinstance(end, TrialEnd) and end.outcome is Outcome.COMPLETED and len(steps) != 2:
         raise AssertionError(f"case {number} completed with {len(steps)} steps")
     return end
-
-
-def free_port() -> int:
-    """A port of this machine that nothing listens on."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> int:

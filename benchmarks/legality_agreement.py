@@ -4,7 +4,9 @@
     python benchmarks/legality_agreement.py --megatron 0.19 --cases 1000 --python PYTHON312 --oracle megatron_oracle.py
 
 0.16 is asked in this interpreter (`megatron_016_oracle.py`), 0.19 by the given oracle script under the given Python 3.12.
-Prints a table, writes JSON, and lists every false accept and false refusal that is not one of `EXCEPTIONS`.
+Prints a table, writes JSON, and lists every false accept and false refusal that is not one of `EXCEPTIONS`. After the random
+cases come those aimed at single rules (`legality_aimed.py`); `--cases 0` asks these alone. The exit code is 1 where a verdict
+differs or a rule that the oracle can be asked has fewer than `--per-rule` illegal cases.
 """
 
 from __future__ import annotations
@@ -39,8 +41,10 @@ EXCEPTIONS: dict[str, str] = {
 }
 
 
-_BEFORE_RULES = {"one_precision", "hidden_size_over_heads"}
-"""Refusals before any rule is asked that the launch script also makes before it builds a configuration."""
+BEFORE_RULES = {"one_precision", "hidden_size_over_heads", "heads_over_query_groups"}
+"""Refusals before any rule is asked: a case with these cannot be written as a workload and a configuration."""
+
+NO_SCRIPT = "a check of Megatron-LM's launch script, which the wheel of 0.16 lacks: give --megatron-lm"
 
 
 NO_KERNELS = (
@@ -65,8 +69,32 @@ ONLY_WHEN_BUILT = {
 """Rules that Megatron enforces when it builds a model, which the 0.19 oracle leaves out for latent attention and FP8."""
 
 
-def main() -> None:
-    """Draw, ask, compare, report."""
+UNASKED: dict[str, dict[str, str]] = {
+    "0.16": {
+        "recompute_gated_norm": "a rule of 0.19",
+        "fsdp_optimizer": "a rule of 0.19",
+        "graph_modules_of_iteration": "the kind full_iteration came with 0.19, and graph_kind refuses it before",
+        "graph_nan_check": "the kind full_iteration came with 0.19, and graph_kind refuses it before",
+    },
+    "0.19": {
+        "uniform_recompute_over_chunks": "a rule of 0.16",
+        "graph_kind": "a rule of 0.16",
+        "graph_experts_inference_padding": "a rule of 0.16",
+        "ramp_up": "a rule of 0.16",
+    },
+}
+"""Rules that no case of a version can break by itself."""
+
+
+ONLY_OURS = {
+    "device": "what a launcher can run on CPU",
+    "expert_tensor_ranks_on_cpu": "what gloo can gather",
+}
+"""Rules that are not Megatron's."""
+
+
+def main() -> int:
+    """Draw, ask, compare, report; 1 where a verdict differs or a rule was asked too seldom."""
     options = _options()
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
@@ -76,9 +104,10 @@ def main() -> None:
     asked = [(case, answer) for case, answer in zip(cases, _ask(cases, options), strict=True) if answer is not None]
     cases, answers = [case for case, _ in asked], [answer for _, answer in asked]
     report = compare(cases, answers, options.megatron, asked_arguments=options.megatron == "0.19" or bool(options.megatron_lm))
-    report |= {"seed": seed, "megatron": options.megatron}
+    report |= {"seed": seed, "megatron": options.megatron, "per_rule": options.per_rule}
     options.json.write_text(json.dumps(report, indent=1, default=str))
     print_report(report)
+    return int(bool(report["wrong"] or lacking(report)))
 
 
 def compare(cases: list[Case], answers: list[dict[str, Any]], megatron: str, asked_arguments: bool) -> dict[str, Any]:
@@ -92,9 +121,13 @@ def compare(cases: list[Case], answers: list[dict[str, Any]], megatron: str, ask
     """
     counts: Counter[str] = Counter()
     per_rule: Counter[str] = Counter()
+    alone: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     wrong: list[dict[str, Any]] = []
-    arguments = {rule.__name__ for rule in RULES if _only_arguments(rule.__doc__ or "")} | _BEFORE_RULES
+    arguments = {rule.__name__ for rule in RULES if _only_arguments(rule.__doc__ or "")} | {
+        "one_precision",
+        "hidden_size_over_heads",
+    }
     only_arguments = set() if asked_arguments else arguments
     for case, answer in zip(cases, answers, strict=True):
         names = set(broken(case, megatron))
@@ -108,17 +141,25 @@ def compare(cases: list[Case], answers: list[dict[str, Any]], megatron: str, ask
             unknown[str(answer.get("message") or answer.get("msg"))[:120]] += 1
         if answer["verdict"] == "invalid":
             per_rule.update(names)
+            alone.update(names if len(names) == 1 else ())
         if kind.startswith("false"):
             where = {key: answer.get(key) for key in ("stage", "exc", "msg", "message", "where")}
             wrong.append({"kind": kind, "rules": sorted(names), "oracle": where, "case": case})
-    rare = {rule.__name__: per_rule[rule.__name__] for rule in RULES if per_rule[rule.__name__] < 30}
+    rules = [*(rule.__name__ for rule in RULES if rule.__name__ not in ONLY_OURS), *sorted(BEFORE_RULES)]
     return {
         "counts": dict(counts),
-        "illegal_per_rule": dict(per_rule),
-        "rules_below_30": rare,
+        "illegal_per_rule": {rule: per_rule[rule] for rule in rules},
+        "illegal_by_this_rule_alone": {rule: alone[rule] for rule in rules},
+        "not_asked": {**UNASKED[megatron], **EXCEPTIONS, **dict.fromkeys(sorted(only_arguments), NO_SCRIPT)},
         "unknown": dict(unknown),
         "wrong": wrong,
     }
+
+
+def lacking(report: dict[str, Any]) -> dict[str, int]:
+    """Rules with fewer illegal cases than wanted that the oracle could have been asked."""
+    found: dict[str, int] = report["illegal_per_rule"]
+    return {rule: count for rule, count in found.items() if count < report["per_rule"] and rule not in report["not_asked"]}
 
 
 def _kind(names: set[str], verdict: str, not_asked: set[str]) -> str:
@@ -194,7 +235,11 @@ def print_report(report: dict[str, Any]) -> None:
     """The table for a person."""
     for name, count in sorted(report["counts"].items()):
         print(f"{count:8d}  {name}")
-    print("rules broken by fewer than 30 illegal cases:", json.dumps(report["rules_below_30"]))
+    print(f"{'illegal':>8} {'alone':>6}  rule")
+    for rule, count in report["illegal_per_rule"].items():
+        reason = report["not_asked"].get(rule, "") if count < report["per_rule"] else ""
+        print(f"{count:8d} {report['illegal_by_this_rule_alone'][rule]:6d}  {rule}{': ' if reason else ''}{reason}")
+    print("asked too seldom:", json.dumps(lacking(report)))
     print("not answered by the oracle:", json.dumps(report["unknown"]))
     for item in report["wrong"]:
         print(json.dumps(item, default=str))
@@ -209,12 +254,29 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, help="stop asking after this long")
-    parser.add_argument("--python", default=sys.executable, help="Python 3.12 with megatron-core[training] 0.19")
-    parser.add_argument("--oracle", type=Path, help="script that asks Megatron 0.19")
-    parser.add_argument("--megatron-lm", type=Path, help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well")
+    parser.add_argument(
+        "--python",
+        default=os.environ.get("AUTOTUNE_MEGATRON_019_PYTHON"),
+        help="Python 3.12 with megatron-core[training] 0.19; none = AUTOTUNE_MEGATRON_019_PYTHON",
+    )
+    parser.add_argument(
+        "--oracle",
+        type=Path,
+        default=os.environ.get("AUTOTUNE_MEGATRON_019_ORACLE"),
+        help="script that asks Megatron 0.19; none = AUTOTUNE_MEGATRON_019_ORACLE",
+    )
+    parser.add_argument(
+        "--megatron-lm",
+        type=Path,
+        default=os.environ.get("AUTOTUNE_MEGATRON_LM"),
+        help="checkout of Megatron-LM core_v0.16.1, to ask its validate_args as well; none = AUTOTUNE_MEGATRON_LM",
+    )
     parser.add_argument("--json", type=Path, default=Path("legality_agreement.json"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.megatron == "0.19" and not (options.python and options.oracle):
+        parser.error("Megatron 0.19 needs --python and --oracle")
+    return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

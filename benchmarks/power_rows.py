@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import csv
+import logging
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from benchmarks.power_workloads import share_of
 from benchmarks.ranking import Floats
 from search_spaces.calibration import minimise
-from search_spaces.clock_power import PowerCoefficients, under_limit
+from search_spaces.clock_power import Draw, PowerCoefficients, under_limit
 from search_spaces.gpus import GpuSpec, gpu
 
-FITTED = ("static", "knee", "rise", "demand", "bound", "burst", "floor")
-SPREAD = {"static": 0.2, "knee": 0.1, "rise": 0.4, "demand": 0.2, "bound": 0.2, "burst": 0.2, "floor": 0.3}
+_LOG = logging.getLogger(__name__)
+
+FITTED = ("static", "knee_mhz", "rise", "demand", "intensity")
+SPREAD = {"static": 0.3, "knee_mhz": 0.08, "rise": 0.3, "demand": 0.15, "intensity": 0.4}
 LIMITS = {
-    "static": (0.1, 0.4),
-    "knee": (0.4, 0.9),
-    "rise": (0.1, 2.0),
+    "static": (0.3, 2.0),
+    "knee_mhz": (700.0, 1600.0),
+    "rise": (0.2, 2.0),
     "demand": (0.4, 1.6),
-    "bound": (0.2, 1.0),
-    "burst": (1.0, 1.8),
-    "floor": (0.1, 0.4),
+    "intensity": (30.0, 2000.0),
 }
+OF_WORKLOAD = ("static", "demand", "intensity")
 NOISE = 0.02
-WATTS_NOISE = 0.03
+WATTS_NOISE = 0.04
 GPUS = (("A100-PCIe", "a100-pcie-80gb"), ("A100-SXM", "a100-sxm4-80gb"), ("A40", "a40"), ("V100", "v100-pcie-32gb"))
 
 
@@ -38,8 +43,8 @@ class Sweep:
         source: What is held out together.
         kind: Power caps or fixed clocks.
         gpu: The device.
-        base_w: Power limit of the first row.
-        draw_w: Mean watts of the first row: what a tuner measures before it sets a limit.
+        workload: What ran, as the rows name it.
+        draw: The first row: what a tuner measures before it sets a limit.
         limits_w: Power limit of every row.
         clocks: Clock of every row over the highest.
         slowdown: Measured slow-down of every row.
@@ -49,8 +54,8 @@ class Sweep:
     source: str
     kind: Literal["cap", "clock"]
     gpu: GpuSpec
-    base_w: float
-    draw_w: float
+    workload: str
+    draw: Draw
     limits_w: Floats
     clocks: Floats
     slowdown: Floats
@@ -58,30 +63,44 @@ class Sweep:
 
     def predict(self, coefficients: PowerCoefficients) -> tuple[Floats, Floats]:
         """Slow-down and mean watts of every row."""
-        return under_limit(self.gpu, coefficients, self.draw_w, self.base_w, self.limits_w, self.clocks)
+        return under_limit(self.gpu, coefficients, self.draw, self.limits_w, self.clocks)
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """All sweeps whose rows are measurements with a slow-down."""
+    """All sweeps whose rows are measurements with a slow-down, on GPUs of hardware.yaml; other GPUs are named in a warning."""
     sweeps: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             if row["slowdown"] and row["evidence"].startswith("raw"):
                 config = "" if row["clock_mhz"] else row["config"]
                 sweeps.setdefault((row["source"].split()[0], row["gpu"], row["workload"], config), []).append(row)
-    return [_sweep(rows) for rows in sweeps.values() if len(rows) > 1]
+    known = {key: device for key in sweeps if (device := _device(key[1]))}
+    for name in sorted({key[1] for key in sweeps.keys() - known}):
+        _LOG.warning("rows on %s are left out: not in hardware.yaml", name)
+    return [_sweep(sweeps[key], device) for key, device in known.items() if len(sweeps[key]) > 1]
 
 
-def _sweep(rows: list[dict[str, str]]) -> Sweep:
-    device = gpu(next(name for text, name in GPUS if rows[0]["gpu"].startswith(text)))
+def _device(text: str) -> GpuSpec | None:
+    return next((gpu(name) for start, name in GPUS if text.startswith(start)), None)
+
+
+def pools(sweeps: Iterable[Sweep]) -> list[list[Sweep]]:
+    """Sweeps of one workload on one kind of GPU, under caps or under fixed clocks."""
+    found: dict[tuple[str, str, str, str], list[Sweep]] = {}
+    for sweep in sweeps:
+        found.setdefault((sweep.source, sweep.gpu.name, sweep.workload, sweep.kind), []).append(sweep)
+    return list(found.values())
+
+
+def _sweep(rows: list[dict[str, str]], device: GpuSpec) -> Sweep:
     draw = float(rows[0]["power_w"])
     base = float(rows[0]["cap_w"] or max(device.tdp_w, draw * 1.01))
     return Sweep(
         source=rows[0]["source"].split()[0].lower(),
         kind="clock" if rows[0]["clock_mhz"] else "cap",
         gpu=device,
-        base_w=base,
-        draw_w=draw,
+        workload=rows[0]["workload"],
+        draw=Draw(draw, base, share_of(rows[0]["workload"], rows[0]["config"], device)),
         limits_w=np.array([float(row["cap_w"] or base) for row in rows]),
         clocks=np.array([float(row["clock_mhz"] or device.clock_mhz.boost) for row in rows]) / device.clock_mhz.boost,
         slowdown=np.array([float(row["slowdown"]) for row in rows]),
@@ -89,21 +108,50 @@ def _sweep(rows: list[dict[str, str]]) -> Sweep:
     )
 
 
-def fit_power(sweeps: list[tuple[Sweep, list[int]]], prior: PowerCoefficients) -> PowerCoefficients:
-    """Coefficients near the prior that explain the given rows of sweeps."""
-    start = np.log([getattr(prior, name) for name in FITTED])
-    spread = np.array([SPREAD[name] for name in FITTED])
-    limits = np.log([LIMITS[name] for name in FITTED]) - start[:, None]
+@dataclass(frozen=True, slots=True)
+class _Shifts:
+    """A vector of logarithmic shifts from a prior: of the common coefficients, then of each pool's own where there are several."""
 
-    def moved(shift: Floats) -> PowerCoefficients:
-        return prior.model_copy(update=dict(zip(FITTED, np.exp(start + shift).tolist(), strict=True)))
+    prior: PowerCoefficients
+    pools: int
+
+    def names(self) -> tuple[str, ...]:
+        return FITTED + OF_WORKLOAD * (self.pools if self.pools > 1 else 0)
+
+    def coefficients(self, shifts: Floats, pool: int | None = None) -> PowerCoefficients:
+        """The common coefficients, or those of a pool."""
+        logs = {name: math.log(getattr(self.prior, name)) + shift for name, shift in zip(FITTED, shifts, strict=False)}
+        if pool is not None and self.pools > 1:
+            first = len(FITTED) + len(OF_WORKLOAD) * pool
+            for name, shift in zip(OF_WORKLOAD, shifts[first:], strict=False):
+                logs[name] += shift
+        return self.prior.model_copy(update={name: math.exp(value) for name, value in logs.items()})
+
+    def bounds(self) -> tuple[Floats, Floats]:
+        """How far each shift may go: the common ones as far as is physical, a pool's own by a factor of e."""
+        ends = np.log([LIMITS[name] for name in FITTED]) - np.log([[getattr(self.prior, name)] for name in FITTED])
+        own = np.ones(len(self.names()) - len(FITTED))
+        return np.concatenate([np.minimum(ends[:, 0], 0), -own]), np.concatenate([np.maximum(ends[:, 1], 0), own])
+
+
+def fit_power(pools: Sequence[Sequence[tuple[Sweep, list[int]]]], prior: PowerCoefficients) -> PowerCoefficients:
+    """Coefficients near the prior that explain the given rows of sweeps.
+
+    Args:
+        pools: Sweeps of one workload on one kind of GPU each. Where there are several, static watts, demand and intensity of each
+            lie around the common ones: chips and workloads differ.
+        prior: Where nothing says otherwise.
+    """
+    shifts = _Shifts(prior, len(pools))
 
     def residuals(shift: Floats) -> Floats:
-        own = moved(shift)
         parts = []
-        for sweep, rows in sweeps:
-            slowdown, watts = sweep.predict(own)
-            parts += [np.log(slowdown / sweep.slowdown)[rows] / NOISE, np.log(watts / sweep.watts)[rows] / WATTS_NOISE]
+        for place, sweeps in enumerate(pools):
+            coefficients = shifts.coefficients(shift, place)
+            for sweep, rows in sweeps:
+                slowdown, watts = sweep.predict(coefficients)
+                parts += [np.log(slowdown / sweep.slowdown)[rows] / NOISE, np.log(watts / sweep.watts)[rows] / WATTS_NOISE]
         return np.concatenate(parts)
 
-    return moved(minimise(residuals, spread, (np.minimum(limits[:, 0], 0), np.maximum(limits[:, 1], 0)), 30))
+    spread = np.array([SPREAD[name] for name in shifts.names()])
+    return shifts.coefficients(minimise(residuals, spread, shifts.bounds(), 40))

@@ -119,7 +119,15 @@ def _case(raw: Mapping[str, str]) -> dict[str, Any]:
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": raw["grouped_gemm"] == "True",
         **_recompute(raw["recompute"]),
+        **_ends(case),
     }
+
+
+def _ends(case: Mapping[str, Any]) -> dict[str, bool]:
+    """Embedding and loss count as layers where Megatron would refuse the split without; no column says so."""
+    chunks = (case["pp"] or 1) * (case["vpp"] or 1)
+    counted = case["num_layers"] % chunks > 0 and (case["num_layers"] + 2) % chunks == 0
+    return {"account_for_embedding_in_pipeline_split": counted, "account_for_loss_in_pipeline_split": counted}
 
 
 def _recompute(text: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Facts:
         framework: Who ran the trial.
         zero_stage: DeepSpeed's or FSDP's sharding: 0 nothing, 1 optimiser, 2 and gradients, 3 and parameters.
         grad_reduce_in_fp32: Whether gradients are kept and reduced in fp32.
-        cross_entropy: How the loss is computed, as `search_spaces.memory.Kernels` names it.
+        cross_entropy: How the loss is computed, as `search_spaces.memory.Software` names it.
         forced_balance: Whether every expert gets the same number of tokens.
         fp4: Whether matrix products run in NVFP4 (read as MXFP8, which has a knob).
         optimizer_states: Whether there is a full optimiser; not with LoRA.

@@ -18,8 +18,8 @@ WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
 GPU_NAMES = {"B200-SXM": "b200", "B300-SXM": "b300", "GB300": "gb300", "GB200": "gb200", "H100-SXM-96GB-HBM2e (500 W limit)": ""}
 TWO_PER_PORT = {
-    "two-per-hdr": {"bandwidth_gb_s": 25, "latency_us": 8, "devices_per_port": 2, "source": "four HDR ports for eight GPUs"},
-    "two-per-roce-100": {"bandwidth_gb_s": 12.5, "latency_us": 12, "devices_per_port": 2, "source": "4 x 100 Gb/s RoCE per node"},
+    "two-per-hdr": LinkSpec(bandwidth_gb_s=25, latency_us=8, devices_per_port=2, source="four HDR ports for eight GPUs"),
+    "two-per-roce-100": LinkSpec(bandwidth_gb_s=12.5, latency_us=12, devices_per_port=2, source="4 x 100 Gb/s RoCE per node"),
 }
 NETWORKS = {"bigscience-bloom": "omnipath-100x4", "vtrain": "two-per-hdr", "internevo": "two-per-roce-100"}
 

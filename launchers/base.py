@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,6 +52,13 @@ class Rendezvous:
     ranks_per_node: int
 
 
+def free_port(address: str = "") -> int:
+    """A port that nothing listens on now, at this address of this machine; "" = at all."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command that a person could type."""
@@ -78,6 +86,9 @@ class Launcher(Protocol):
         program: Dotted module below `launchers`, or the path of a Python file; it defines
             `main(job: dict, context: RankContext) -> None` and needs torch, megatron-core and the standard library only.
         preload: Modules that the warm process imports once.
+
+    A launcher may also have a `figures_program`: a rank program that measures the nodes before the first trial and emits from every
+    rank what `launchers.megatron_core.figures` emits. Its job is {"device": "cuda" or "cpu"}.
     """
 
     name: str

@@ -7,6 +7,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+SAMPLES_EVENT = "gpu_samples"
+"""Name of the event with which a program reports readings itself; its `samples` are `GpuSample.to_dict`s."""
+
 
 class Throttle(StrEnum):
     """Why a GPU ran below the clock that it was asked for, in one vocabulary for all vendors.

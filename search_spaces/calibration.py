@@ -6,7 +6,7 @@ Huber's do), so that few rows move only what they can tell and one bad measureme
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,6 +48,8 @@ LIMITS = {
     "overlap": (0.2, 1.0),
     "imbalance": (1.0, 2.0),
 }
+ESTIMATED = 3.0
+"""How much wider the priors are where the device's figures are no datasheet's (`cpu`); no share of them is then impossible."""
 NOISE = 0.03
 STEP = 1e-3
 
@@ -126,6 +128,7 @@ def fit(
     names: Sequence[str] = NAMES,
     weights: Floats | None = None,
     iterations: int = 12,
+    start: Coefficients | None = None,
 ) -> Coefficients:
     """Coefficients that explain measured steps, near the prior where the samples say nothing.
 
@@ -135,36 +138,48 @@ def fit(
         names: Coefficients to move.
         weights: Of every sample; none = one each.
         iterations: At most so many steps.
+        start: Where to begin, e.g. an earlier fit of most of these samples; none = the prior.
     """
     if not samples:
         return prior
     predict = Predictor(samples)
     measured = np.log([sample.measured.step_time_s for sample in samples])
-    start = np.array(prior.vector())
+    origin = np.array(prior.vector())
     moved = [NAMES.index(name) for name in names]
-    spread = np.array([PRIOR_SPREAD[name] for name in names])
+    estimated = samples[0].gpu.vendor == "cpu"
+    spread = np.array([PRIOR_SPREAD[name] for name in names]) * (ESTIMATED if estimated else 1.0)
+    limits = _limits(origin[moved], spread, {} if estimated else LIMITS, names)
     scale = np.sqrt(weights) if weights is not None else np.ones(len(samples))
 
-    def residuals(shift: Floats) -> Floats:
-        logs = start.copy()
+    def at(shift: Floats) -> Coefficients:
+        logs = origin.copy()
         logs[moved] += shift
-        return (np.log(predict(Coefficients.of_vector(list(logs)))) - measured) / NOISE * scale
+        return Coefficients.of_vector(list(logs))
 
-    shift = minimise(residuals, spread, _limits(start[moved], spread, names), iterations)
-    logs = start.copy()
-    logs[moved] += shift
-    return Coefficients.of_vector(list(logs))
+    def residuals(shift: Floats) -> Floats:
+        return (np.log(predict(at(shift))) - measured) / NOISE * scale
+
+    begin = np.clip(np.array((start or prior).vector())[moved] - origin[moved], *limits)
+    return at(minimise(residuals, spread, limits, iterations, begin))
 
 
-def _limits(start: Floats, spread: Floats, names: Sequence[str]) -> tuple[Floats, Floats]:
-    """How far each logarithm may move: three spreads, and within what is physical."""
-    physical = np.log([LIMITS.get(name, (1e-6, 1e6)) for name in names]) - start[:, None]
+def _limits(
+    origin: Floats, spread: Floats, possible: Mapping[str, tuple[float, float]], names: Sequence[str]
+) -> tuple[Floats, Floats]:
+    """How far each logarithm may move: three spreads, and within what is physically possible."""
+    physical = np.log([possible.get(name, (1e-6, 1e6)) for name in names]) - origin[:, None]
     return np.minimum(np.maximum(physical[:, 0], -3.0 * spread), 0.0), np.maximum(np.minimum(physical[:, 1], 3.0 * spread), 0.0)
 
 
-def minimise(residuals: Callable[[Floats], Floats], spread: Floats, limits: tuple[Floats, Floats], iterations: int) -> Floats:
+def minimise(
+    residuals: Callable[[Floats], Floats],
+    spread: Floats,
+    limits: tuple[Floats, Floats],
+    iterations: int,
+    start: Floats | None = None,
+) -> Floats:
     """Iteratively reweighted Levenberg-Marquardt with a normal prior of the given spread around zero."""
-    shift = np.zeros(len(spread))
+    shift = np.zeros(len(spread)) if start is None else start
     damping, now = 1e-2, residuals(shift)
     for _ in range(iterations):
         jacobian = np.stack([(residuals(shift + STEP * unit) - now) / STEP for unit in np.eye(len(shift))], axis=1)

@@ -76,3 +76,8 @@ def shipped(gpu: str, without: str | None = None) -> Coefficients:
     """
     held_out: Mapping[str, Any] = _file().get("without", {}).get(without, {}).get("gpus", {})
     return Coefficients(**held_out.get(gpu, _file().get("gpus", {}).get(gpu, {})))
+
+
+def is_fitted(gpu: str) -> bool:
+    """Whether published measurements of this kind of GPU, or of its like, are behind its coefficients."""
+    return gpu in _file().get("gpus", {})

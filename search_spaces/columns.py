@@ -18,6 +18,8 @@ from search_spaces.model import ModelSpec, Workload
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
 
 
 class Column(NamedTuple):
@@ -53,6 +55,10 @@ class Columns:
     def with_columns(self, columns: Mapping[str, Column]) -> Columns:
         """Another table of the same workload and defaults."""
         return Columns(self.workload, columns, self._defaults)
+
+    def __len__(self) -> int:
+        """Rows of the table."""
+        return max((len(column.codes) for column in self.columns.values()), default=1)
 
     # Values of a knob -------------------------------------------------------------------------------------------------------
 
@@ -170,6 +176,13 @@ class Columns:
     def sp(self) -> Bools:
         """Whether sequence parallelism is on."""
         return self.flag("sequence_parallel")
+
+    def recomputes(self, module: str) -> Bools:
+        """Where selective recomputation covers a module; Megatron's default is core_attn alone (transformer_config.py)."""
+        named = self.holds("recompute_modules", module)
+        if module == "core_attn":
+            named = named | ~self.given("recompute_modules")
+        return self.equals("recompute_granularity", "selective") & named
 
     @property
     def model_ranks(self) -> Ints:

@@ -1,6 +1,6 @@
 """GpuSpec, LinkSpec, Links: what machines are made of. The figures and their sources are in hardware.yaml.
 
-A user's own GPU or link is an entry of the same shape in the study; it is looked up before the shipped ones.
+A user's own GPU or link is an entry of the same shape in the study (`OwnHardware`); it is looked up before the shipped ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -133,23 +133,51 @@ class Links(BaseModel):
     host: LinkSpec
 
 
+def _named(entries: Any) -> Any:
+    """Entries that carry their own names, and say where their figures are from."""
+    if not isinstance(entries, Mapping):
+        return entries
+    return {
+        name: {"source": "the study", **entry, "name": name} if isinstance(entry, Mapping) else entry
+        for name, entry in entries.items()
+    }
+
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+
+
+class OwnHardware(BaseModel):
+    """A user's own devices and links: entries as in hardware.yaml. One named as a shipped one replaces it.
+
+    Attributes:
+        gpus: Devices by name.
+        links: Links by name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gpus: Annotated[dict[Name, GpuSpec], BeforeValidator(_named)] = Field(default_factory=dict)
+    links: Annotated[dict[Name, LinkSpec], BeforeValidator(_named)] = Field(default_factory=dict)
+
+
 @cache
 def _shipped() -> dict[str, Any]:
     return dict(yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
-def gpu(name: str, own: Mapping[str, Any] | None = None) -> GpuSpec:
-    """A device by its name in hardware.yaml, by a shorthand, or from the study's own entries.
+def gpu(name: str, own: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
+    """A device by its name in hardware.yaml, by a shorthand, or from the user's own.
 
     Raises:
         KeyError: no such device.
     """
+    if own and name in own:
+        return own[name]
     shipped = _shipped()
-    name = name if own and name in own else shipped["aliases"].get(name.lower(), name.lower())
-    entry = (own or {}).get(name) or shipped["gpus"].get(name)
-    if entry is None:
+    known = shipped["aliases"].get(name.lower(), name.lower())
+    if known not in shipped["gpus"]:
         raise KeyError(f"unknown gpu {name!r}; known: {', '.join(gpu_names())}")
-    return GpuSpec.model_validate({**entry, "name": name})
+    return GpuSpec.model_validate({**shipped["gpus"][known], "name": known})
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -167,20 +195,30 @@ def link_names() -> tuple[str, ...]:
     return tuple(_shipped()["links"])
 
 
-def link(name: str, own: Mapping[str, Any] | None = None) -> LinkSpec:
-    """A link by its name in hardware.yaml or from the study's own entries.
+def node_defaults() -> dict[str, float]:
+    """`overhead_over_tdp` and `psu_efficiency` of nodes that say nothing else."""
+    return {name: float(value) for name, value in _shipped()["nodes"].items() if name != "source"}
+
+
+def link(name: str, own: Mapping[str, LinkSpec] | None = None) -> LinkSpec:
+    """A link by its name in hardware.yaml or from the user's own.
 
     Raises:
         KeyError: no such link.
     """
-    entry = (own or {}).get(name) or _shipped()["links"].get(name)
-    if entry is None:
-        raise KeyError(f"unknown link {name!r}; known: {', '.join(_shipped()['links'])}")
-    return LinkSpec.model_validate({**entry, "name": name})
+    if own and name in own:
+        return own[name]
+    if name not in _shipped()["links"]:
+        raise KeyError(f"unknown link {name!r}; known: {', '.join(link_names())}")
+    return LinkSpec.model_validate({**_shipped()["links"][name], "name": name})
 
 
 def links_of(
-    device: GpuSpec, gpus_per_node: int, network: str | None = None, inside: str | None = None, own: Mapping[str, Any] | None = None
+    device: GpuSpec,
+    gpus_per_node: int,
+    network: str | None = None,
+    inside: str | None = None,
+    own: Mapping[str, LinkSpec] | None = None,
 ) -> Links:
     """How a pool of this device is joined where nothing else is said.
 
@@ -189,7 +227,7 @@ def links_of(
         gpus_per_node: Devices of a node.
         network: Link between nodes; none = the one usual for the device's generation.
         inside: Link inside a node; none = the device's own.
-        own: The study's own links by name.
+        own: The user's own links by name.
     """
     inner = link(inside or device.link, own)
     outer = link(network or _NETWORK_OF_LINK.get(inner.name, "ib-200"), own)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from string import Formatter
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 
 class RankEnvironment(BaseModel):
@@ -53,13 +53,18 @@ class PoolSpec(BaseModel):
     Attributes:
         name: Name in reports; the Ray label `autotune-pool=<name>` marks its nodes unless `labels` says otherwise.
         gpu: GPU type, or "cpu" (ranks over gloo).
-        nodes: Node count of a trial.
+        nodes: Node count of a trial; a list is several, which `autotune plan` compares.
+        other_nodes: What follows the first node count of a list.
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
+        network: Link between the nodes; none = the one usual for the GPU's generation.
+        node_overhead_w: Watts at the wall of a node besides its GPUs; none = the usual share of their TDP.
+        psu_efficiency: Watts that the power supplies give over those they take; none = the usual one.
         labels: Ray node labels that select the nodes.
         environment: Where and how ranks run.
-        telemetry: How power, heat and throttling are measured.
+        usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.
         power_limit_command: The site's own command that sets a GPU's power limit, with `{gpu}` (index), `{uuid}` and `{watts}`;
             none = the vendor's library, which needs the right to.
+        telemetry: How power, heat and throttling are measured.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -67,22 +72,37 @@ class PoolSpec(BaseModel):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     gpu: str = "cpu"
     nodes: PositiveInt = 1
+    other_nodes: tuple[PositiveInt, ...] = ()
     gpus_per_node: PositiveInt
+    network: str | None = None
+    node_overhead_w: NonNegativeFloat | None = None
+    psu_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     environment: RankEnvironment = RankEnvironment()
-    telemetry: TelemetrySpec = TelemetrySpec()
+    usd_per_gpu_hour: PositiveFloat | None = None
     power_limit_command: str | None = None
+    telemetry: TelemetrySpec = TelemetrySpec()
 
-    @field_validator("power_limit_command")
+    @model_validator(mode="before")
     @classmethod
-    def _says_which_gpu_and_how_much(cls, command: str | None) -> str | None:
-        try:
-            names = {name for _, name, _, _ in Formatter().parse(command or "{gpu}{watts}") if name is not None}
-        except ValueError as error:
-            raise ValueError(f"{error} (write {{watts}} and {{gpu}} or {{uuid}}, and braces of its own doubled)") from None
-        if "watts" not in names or not names & {"gpu", "uuid"} or names - {"watts", "gpu", "uuid"}:
-            raise ValueError("needs {watts} and {gpu} or {uuid} (e.g. sudo nvidia-smi -i {gpu} -pl {watts})")
-        return command
+    def _several_node_counts(cls, data: Any) -> Any:
+        """A list of node counts is its first and the others."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list | tuple):
+            return data
+        counts = data["nodes"]
+        whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in counts)
+        if not counts or not whole or len(set(counts)) < len(counts):
+            raise ValueError(f"nodes={counts} are no node counts (give a whole number or a list of different ones, e.g. [4, 6, 8])")
+        return {**data, "nodes": counts[0], "other_nodes": tuple(counts[1:])}
+
+    @property
+    def node_counts(self) -> tuple[int, ...]:
+        """All node counts, in the order given."""
+        return (self.nodes, *self.other_nodes)
+
+    def at_each_node_count(self) -> tuple[PoolSpec, ...]:
+        """One pool of the same name for each node count."""
+        return tuple(self.model_copy(update={"nodes": count, "other_nodes": ()}) for count in self.node_counts)
 
     @property
     def world_size(self) -> int:

@@ -111,7 +111,7 @@ def _qwen3(f: _Fields) -> Shapes:
 
 def _mixtral(f: _Fields) -> Shapes:
     """Mixtral: every layer has experts of the dense width."""
-    return _gated(f, num_experts=f.need("num_local_experts"), moe_router_topk=f.need("num_experts_per_tok"))
+    return _gated(f, num_experts=f.need("num_local_experts", "num_experts"), moe_router_topk=f.need("num_experts_per_tok"))
 
 
 def _qwen_moe(f: _Fields) -> Shapes:
@@ -120,7 +120,7 @@ def _qwen_moe(f: _Fields) -> Shapes:
     dense = set(f.get("mlp_only_layers", default=()))
     pattern = tuple(int((layer + 1) % step == 0 and layer not in dense) for layer in range(layers))
     return {
-        "num_experts": f.need("num_experts"),
+        "num_experts": f.need("num_experts", "num_local_experts"),
         "moe_router_topk": f.need("num_experts_per_tok"),
         "moe_ffn_hidden_size": f.need("moe_intermediate_size"),
         "moe_layer_freq": 1 if all(pattern) else pattern,
@@ -146,7 +146,7 @@ def _llama4(f: _Fields) -> Shapes:
     return _base(
         f,
         ffn_hidden_size=f.need("intermediate_size_mlp"),
-        num_experts=f.need("num_local_experts"),
+        num_experts=f.need("num_local_experts", "num_experts"),
         moe_router_topk=f.need("num_experts_per_tok"),
         moe_ffn_hidden_size=expert,
         moe_shared_expert_intermediate_size=expert,
@@ -221,7 +221,7 @@ def _olmo2(f: _Fields) -> Shapes:
 def _olmoe(f: _Fields) -> Shapes:
     """OLMoE."""
     return _olmo2(f) | {
-        "num_experts": f.need("num_experts"),
+        "num_experts": f.need("num_experts", "num_local_experts"),
         "moe_router_topk": f.need("num_experts_per_tok"),
         "moe_ffn_hidden_size": f.need("intermediate_size"),
     }
@@ -249,6 +249,7 @@ def _deepseek(f: _Fields) -> Shapes:
         qk_head_dim=f.need("qk_nope_head_dim"),
         qk_pos_emb_head_dim=f.need("qk_rope_head_dim"),
         v_head_dim=f.need("v_head_dim"),
+        qk_layernorm=True,  # of the latents (kv_a_layernorm and q_a_layernorm in modeling_deepseek.py)
         num_experts=f.need("n_routed_experts"),
         moe_router_topk=f.need("num_experts_per_tok"),
         moe_ffn_hidden_size=width,

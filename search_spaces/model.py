@@ -70,10 +70,16 @@ class ModelSpec(BaseModel):
                 {"hidden": self.hidden_size, "heads": self.num_attention_heads},
             )
         if self.num_query_groups is not None and self.num_attention_heads % self.num_query_groups:
+            from search_spaces.rules.base import near_divisors  # noqa: PLC0415  rules read the fields of this module
+
             raise PydanticCustomError(
                 "heads_over_query_groups",
-                "num_attention_heads={heads} is not divisible by num_query_groups={groups}",
-                {"heads": self.num_attention_heads, "groups": self.num_query_groups},
+                "num_attention_heads={heads} is not divisible by num_query_groups={groups}; nearest: {nearest}",
+                {
+                    "heads": self.num_attention_heads,
+                    "groups": self.num_query_groups,
+                    "nearest": near_divisors(self.num_attention_heads, self.num_query_groups)(),
+                },
             )
         return self
 

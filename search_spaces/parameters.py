@@ -1,10 +1,17 @@
-"""Parameters of a model by part, from its shapes alone."""
+"""Parameters from shapes alone: of a model by part, as model cards count them, and of a rank, as megatron-core builds it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+from search_spaces.columns import Columns, Ints
 from search_spaces.model import ModelSpec
+
+Number = Any  # an int or an array of them
+
+_AS_BUILT = {"layer_norms": 2, "parametric_norms": True, "qk_layernorm_per_head": True}
+"""Shapes that only count a model's parameters, as megatron-core's own layers have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +54,37 @@ class ParameterCount:
         return self.total - self.idle
 
 
+class RankParameters(NamedTuple):
+    """Parameters on one rank, one number per row of a table.
+
+    Attributes:
+        dense_layer: A layer with an MLP.
+        moe_layer: A layer with experts, without those.
+        experts: The experts of such a layer that this rank holds.
+        embedding: Word and position embeddings.
+        output: The output matrix.
+        final_norm: The norm after the last decoder layer.
+        mtp_layer: A multi-token prediction layer, without the experts of its transformer layer.
+        mtp_experts: Those experts.
+    """
+
+    dense_layer: Ints
+    moe_layer: Ints
+    experts: Ints
+    embedding: Ints
+    output: Ints
+    final_norm: Ints
+    mtp_layer: Ints
+    mtp_experts: Ints
+
+
 def count_parameters(model: ModelSpec) -> ParameterCount:
     """Count a model's parameters. Vocabulary is counted as it is, without Megatron's padding."""
-    expert_layers = sum(model.moe_layers)
+    expert_layers, experts = sum(model.moe_layers), model.num_experts or 0
     per_expert = _feed_forward(model, model.expert_ffn_size)
-    experts = model.num_experts or 0
     positions = (model.max_position_embeddings or 0) if model.position_embedding_type == "learned_absolute" else 0
-    attention, norms = _attention(model), model.layer_norms * _norm(model, model.hidden_size)
+    attention, norms, router = _attention(model), _layer_norms(model), _router(model)
+    inner = router + _shared(model) + experts * per_expert if model.moe_layers[-1] else _feed_forward(model, model.ffn_size)
     return ParameterCount(
         embedding=(model.vocab_size + positions) * model.hidden_size,
         output=model.vocab_size * model.hidden_size if model.untie_embeddings_and_output_weights else 0,
@@ -61,48 +92,86 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         dense=(model.num_layers - expert_layers) * _feed_forward(model, model.ffn_size),
         experts=expert_layers * experts * per_expert,
         shared=expert_layers * _shared(model),
-        router=expert_layers * experts * model.hidden_size,
+        router=expert_layers * router,
         norms=model.num_layers * norms + _norm(model, model.hidden_size),
-        mtp=(model.mtp_num_layers or 0) * _mtp_layer(model, attention + norms),
+        mtp=(model.mtp_num_layers or 0) * (attention + norms + inner + _mtp_ends(model)),
         idle=expert_layers * max(experts - model.moe_router_topk, 0) * per_expert,
     )
 
 
-def _attention(model: ModelSpec) -> int:
-    """Projections of one layer."""
+def rank_parameters(columns: Columns, *, transformer_engine: bool = True) -> RankParameters:
+    """Parameters of one rank by kind of layer, exactly as megatron-core builds them (transformer/, models/gpt/gpt_model.py).
+
+    Args:
+        columns: Configurations of one workload.
+        transformer_engine: Whether the layers are Transformer Engine's, else megatron-core's local ones.
+    """
+    model, tp = columns.model.model_copy(update=_AS_BUILT), columns.tp
+    around = _attention(model, tp, 1 if transformer_engine else tp) + _layer_norms(model)
+    dense, moe = around + _feed_forward(model, model.ffn_size, tp), around + _router(model) + _shared(model, tp)
+    held = (model.num_experts or 0) // columns.ep * _feed_forward(model, model.expert_ffn_size, columns.etp)
+    output = columns.derive("tensor_model_parallel_size", model.padded_vocab_size) // tp * model.hidden_size
+    positions = model.max_position_embeddings or columns.workload.seq_length
+    last_moe = model.moe_layers[-1]
+    return RankParameters(
+        dense_layer=dense,
+        moe_layer=moe,
+        experts=held,
+        embedding=output + (positions * model.hidden_size if model.position_embedding_type == "learned_absolute" else 0),
+        output=output,
+        final_norm=_norm(model, model.hidden_size) + 0 * tp,
+        mtp_layer=_mtp_ends(model, tp) + (moe if last_moe else dense),
+        mtp_experts=held if last_moe else 0 * held,
+    )
+
+
+def _attention(model: ModelSpec, tp: Number = 1, latent_shards: Number = 1) -> Number:
+    """Projections, biases and query/key norms of one layer (attention.py SelfAttention)."""
+    bias = model.hidden_size if model.add_bias_linear else 0
     if model.multi_latent_attention:
-        return _latent_attention(model)
-    hidden, head, heads, groups = model.hidden_size, model.head_size, model.num_attention_heads, model.query_groups
-    qkv = (heads + 2 * groups) * head
-    weights = hidden * qkv + heads * head * hidden
-    biases = (qkv if model.add_bias_linear or model.add_qkv_bias else 0) + (hidden if model.add_bias_linear else 0)
-    sizes = (head, head) if model.qk_layernorm_per_head else (heads * head, groups * head)
-    return weights + biases + (sum(_norm(model, size) for size in sizes) if model.qk_layernorm else 0)
+        return _latent_attention(model, tp, latent_shards) + bias
+    query, keys = model.head_size * model.num_attention_heads, model.head_size * model.query_groups
+    projected = query + 2 * keys
+    count = model.hidden_size * (projected + query) // tp + bias
+    if model.add_bias_linear or model.add_qkv_bias:
+        count = count + projected // tp
+    if not model.qk_layernorm:
+        return count
+    sizes = (model.head_size, model.head_size) if model.qk_layernorm_per_head else (query, keys)
+    return count + sum(_norm(model, size) for size in sizes)
 
 
-def _latent_attention(model: ModelSpec) -> int:
-    """Projections of one layer of multi-latent attention (core/transformer/multi_latent_attention.py)."""
-    hidden, heads = model.hidden_size, model.num_attention_heads
+def _latent_attention(model: ModelSpec, tp: Number, latent_shards: Number) -> Number:
+    """Multi-latent attention without its output bias (multi_latent_attention.py MLASelfAttention).
+
+    Transformer Engine's down projections are the same on all tensor parallel ranks, the local ones are sharded.
+    """
+    hidden, heads, ranks = model.hidden_size, model.num_attention_heads, model.q_lora_rank
     query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
-    down = model.q_lora_rank
-    queries = hidden * query if down is None else hidden * down + down * query + _norm(model, down)
-    keys_values = hidden * (model.kv_lora_rank + model.qk_pos_emb_head_dim) + _norm(model, model.kv_lora_rank)
-    keys_values += model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim)
-    return queries + keys_values + heads * model.v_head_dim * hidden
+    count = hidden * ((model.kv_lora_rank + model.qk_pos_emb_head_dim) // latent_shards)
+    count = count + model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim) // tp
+    count = count + heads * model.v_head_dim * hidden // tp
+    queries = hidden * query // tp if ranks is None else hidden * (ranks // latent_shards) + ranks * query // tp
+    return queries + count + sum(_norm(model, size) for size in (model.kv_lora_rank, ranks or 0) if model.qk_layernorm)
 
 
-def _feed_forward(model: ModelSpec, width: int) -> int:
-    """One feed-forward network, with the gate where there is one."""
+def _feed_forward(model: ModelSpec, width: int, shards: Number = 1) -> Number:
+    """One feed-forward network, with the gate where there is one, and its biases (mlp.py MLP; moe/experts.py)."""
     inner = 2 * width if model.swiglu else width
-    biases = inner + model.hidden_size if model.add_bias_linear else 0
-    return model.hidden_size * (inner + width) + biases
+    count = model.hidden_size * (inner // shards) + model.hidden_size * (width // shards)
+    return count + (inner // shards + model.hidden_size if model.add_bias_linear else 0)
 
 
-def _shared(model: ModelSpec) -> int:
-    """The shared experts of one layer."""
+def _shared(model: ModelSpec, tp: Number = 1) -> Number:
+    """The shared experts of one layer (moe/shared_experts.py SharedExpertMLP)."""
     width = model.moe_shared_expert_intermediate_size
     gate = model.hidden_size if model.moe_shared_expert_gate else 0
-    return _feed_forward(model, width) + gate if width else 0
+    return _feed_forward(model, width, tp) + gate if width else 0
+
+
+def _router(model: ModelSpec) -> int:
+    """The router of one layer (moe/router.py Router)."""
+    return (model.num_experts or 0) * (model.hidden_size + (1 if model.add_bias_linear else 0))
 
 
 def _norm(model: ModelSpec, size: int) -> int:
@@ -112,9 +181,11 @@ def _norm(model: ModelSpec, size: int) -> int:
     return size if model.normalization == "RMSNorm" else 2 * size
 
 
-def _mtp_layer(model: ModelSpec, common: int) -> int:
-    """One multi-token prediction layer: a transformer layer, a projection of two hidden states, three norms."""
-    experts = model.num_experts or 0
-    inner = experts * (_feed_forward(model, model.expert_ffn_size) + model.hidden_size) + _shared(model)
-    inner = inner if experts else _feed_forward(model, model.ffn_size)
-    return common + inner + 2 * model.hidden_size * model.hidden_size + 3 * _norm(model, model.hidden_size)
+def _layer_norms(model: ModelSpec) -> int:
+    """Norms of the hidden size in one layer."""
+    return model.layer_norms * _norm(model, model.hidden_size)
+
+
+def _mtp_ends(model: ModelSpec, tp: Number = 1) -> Number:
+    """What a prediction layer has besides its transformer layer: a projection of two hidden states, and three norms."""
+    return 2 * model.hidden_size * model.hidden_size // tp + 3 * _norm(model, model.hidden_size)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search_spaces.clock_power import PowerCoefficients
+from search_spaces.clock_power import ClockCurve, PowerCoefficients
 from search_spaces.columns import Columns
 from search_spaces.gpus import GpuSpec
 from search_spaces.kernels import Floats
@@ -67,7 +67,7 @@ class _Load:
         rest: Demand then.
         bubble: Share of the step that waits for other stages.
         micro_batch_s: Busy seconds of one micro-batch.
-        bound: Share of the busy seconds that follow the clock.
+        matrix_share: Share of the busy seconds that are matrix products and attention.
         stretch: Demand of the busiest stretch within the averaging window.
     """
 
@@ -77,7 +77,7 @@ class _Load:
     rest: Floats
     bubble: Floats
     micro_batch_s: Floats
-    bound: Floats
+    matrix_share: Floats
     stretch: Floats
 
 
@@ -90,18 +90,19 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
         coefficients: Power coefficients of the device.
     """
     gpu, c = times.machine.gpu, coefficients
-    load = _load(times, c)
+    load, curve = _load(times, c), ClockCurve.of(gpu, c)
+    follows = curve.follows * load.matrix_share
     limit = _limits(columns, gpu)
-    static, dynamic = c.static * gpu.tdp_w, c.demand * gpu.tdp_w
-    free = np.minimum(c.clock((gpu.tdp_w - static) / (dynamic * load.busy)), 1.0)
+    static, dynamic = c.static * gpu.idle_w, c.demand * gpu.tdp_w
+    free = curve.clock((gpu.tdp_w - static) / (dynamic * load.busy), follows)
     clocks = columns.number("sm_clock_limit_mhz") / gpu.clock_mhz.boost
-    held = np.minimum(c.clock((limit - static) / (dynamic * load.busy)), np.where(clocks > 0, clocks, 1.0))
-    held = np.maximum(np.minimum(held, free), c.floor)
-    busy_s = load.busy_s * (1.0 + load.bound * (1.0 / held - 1.0))
-    before = load.busy_s * (1.0 + load.bound * (1.0 / free - 1.0)) + load.rest_s
+    held = np.minimum(curve.clock((limit - static) / (dynamic * load.busy), follows), np.where(clocks > 0, clocks, 1.0))
+    held = np.maximum(np.minimum(held, free), curve.floor)
+    busy_s = load.busy_s * curve.seconds(held, follows)
+    before = load.busy_s * curve.seconds(free, follows) + load.rest_s
     after = busy_s + load.rest_s
     slow = after / before
-    busy_w = static + dynamic * load.busy * c.dynamic(held)
+    busy_w = static + dynamic * load.busy * curve.dynamic(held, follows)
     rest_w = np.minimum(static + dynamic * load.rest, limit)
     mean = (busy_w * busy_s + rest_w * load.rest_s) / after
     peak = _peak(static + dynamic * load.stretch, limit)
@@ -120,6 +121,14 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     )
 
 
+def matrix_share(times: TimeTable) -> Floats:
+    """Share of a micro-batch's own seconds, without recomputation, that are matrix products and attention."""
+    parts = times.parts
+    matrix = parts["gemm"] + parts["attention"]
+    exchange = sum((parts[name] for name in COMMUNICATION), np.zeros(1))
+    return np.asarray(matrix / np.maximum(matrix + parts["elementwise"] + parts["moe_routing"] + exchange, 1e-9))
+
+
 def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
     """Demand of the step's phases."""
     parts = times.parts
@@ -133,7 +142,7 @@ def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
     hidden = c.communication * np.minimum(times.hidden_s / busy_s, 1.0)
     busy = (own + again * again_density) / busy_s + hidden
     share = again / busy_s
-    bound = (parts["gemm"] + parts["attention"]) / np.maximum(own_s, 1e-9) * (1.0 - share) + 0.8 * share
+    matrix = matrix_share(times) * (1.0 - share) + 0.8 * share
     waits = parts["bubble"] + parts["launch"] + parts["overhead"]
     moves = parts["pp_comm"] + parts["dp_comm"] + parts["offload"]
     rest_s = waits + moves + parts["optimizer"]
@@ -144,7 +153,7 @@ def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
     seen = 1.0 - np.exp(-length / c.window_s)
     average = (busy * busy_s + rest * rest_s) / step
     stretch = average + (busy + 0.3 * (densest - (busy - hidden)) - average) * seen
-    return _Load(busy_s, busy, rest_s, rest, parts["bubble"] / step, busy_s / times.micro_batches, bound * c.bound, stretch)
+    return _Load(busy_s, busy, rest_s, rest, parts["bubble"] / step, busy_s / times.micro_batches, matrix, stretch)
 
 
 def _forward_density(times: TimeTable, c: PowerCoefficients) -> Floats:

@@ -6,6 +6,7 @@ never measured, and say how far they may be off: memory by its own upper bound, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -16,7 +17,7 @@ from search_spaces import memory, power, step_time
 from search_spaces.clock_power import shipped_power
 from search_spaces.coefficients import Coefficients, shipped
 from search_spaces.columns import Columns
-from search_spaces.gpus import GpuSpec, Links, links_of
+from search_spaces.gpus import GpuSpec, Links, LinkSpec, links_of
 from search_spaces.kernels import Floats
 from search_spaces.memory import MemoryTable, Verdict
 from search_spaces.model import Workload
@@ -32,6 +33,9 @@ out of the fit of the coefficients (`benchmarks/accuracy.py`). Sources differ: 1
 STEP_TIME_ERROR_CALIBRATED = 0.11
 """The same after at most five measured rows of the pool: 1,362 rows."""
 
+CALIBRATING_TRIALS = 5
+"""Measured trials from which on the coefficients count as calibrated."""
+
 POWER_LIMIT_PART = "power_limit"
 """Seconds that a power or clock limit adds to the sum of the parts of `step_time.PARTS`."""
 
@@ -44,16 +48,25 @@ class Machines:
         gpu: Kind of device.
         links: How the devices are joined.
         coefficients: What real kernels reach on them.
-        calibrated: Whether measured trials of these machines are in the coefficients.
+        trials: Measured trials of these machines behind the coefficients; 0 = as shipped.
+        own_error: Mean absolute error of their seconds as predicted before each ran, as a share; None = not known.
     """
 
     gpu: GpuSpec
     links: Links
     coefficients: Coefficients
-    calibrated: bool = False
+    trials: int = 0
+    own_error: float | None = None
 
     @classmethod
-    def shipped(cls, gpu: GpuSpec, gpus_per_node: int, network: str | None = None, inside: str | None = None) -> Machines:
+    def shipped(
+        cls,
+        gpu: GpuSpec,
+        gpus_per_node: int,
+        network: str | None = None,
+        inside: str | None = None,
+        own_links: Mapping[str, LinkSpec] | None = None,
+    ) -> Machines:
         """Machines with shipped coefficients.
 
         Args:
@@ -61,16 +74,19 @@ class Machines:
             gpus_per_node: Devices of a node.
             network: Link between nodes; none = the one usual for the device's generation.
             inside: Link inside a node; none = the device's own.
+            own_links: The user's own links by name.
 
         Raises:
             KeyError: no such link.
         """
-        return cls(gpu, links_of(gpu, gpus_per_node, network, inside), shipped(gpu.name))
+        return cls(gpu, links_of(gpu, gpus_per_node, network, inside, own_links), shipped(gpu.name))
 
     @property
     def step_time_error(self) -> float:
-        """Mean absolute error to expect of a step's seconds, as a share."""
-        return STEP_TIME_ERROR_CALIBRATED if self.calibrated else STEP_TIME_ERROR
+        """Mean absolute error to expect of a step's seconds, as a share: these machines' own, else that on published rows."""
+        if self.own_error is not None:
+            return self.own_error
+        return STEP_TIME_ERROR_CALIBRATED if self.trials >= CALIBRATING_TRIALS else STEP_TIME_ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +204,20 @@ class Predictions:
         )
 
 
+def recalibrated(predictions: Predictions, columns: Columns, machines: Machines, routing: Routing = "real") -> Predictions:
+    """The same rows after a refit of the machines' coefficients: memory does not depend on them and is kept.
+
+    Args:
+        predictions: Of the same columns, on the same kind of device.
+        columns: The candidates.
+        machines: The machines with the new coefficients.
+        routing: As for `predict`.
+    """
+    times = step_time.estimate(columns, machines.gpu, machines.links, machines.coefficients, routing)
+    watts = power.estimate(times, columns, shipped_power(machines.gpu))
+    return Predictions(predictions.workload, machines, predictions.memory, times, watts)
+
+
 def predict(columns: Columns, machines: Machines, routing: Routing = "real") -> Predictions:
     """Memory, step time and watts of every row.
 
@@ -196,14 +226,14 @@ def predict(columns: Columns, machines: Machines, routing: Routing = "real") -> 
         machines: The machines.
         routing: Whether experts get equal shares (forced balance, as in benchmarks) or the router's own.
     """
-    kernels = memory.Kernels.of(columns.workload)
-    fused = kernels.flash_attention and "bf16" in machines.gpu.peak_tflops  # fused attention and bf16 came with the same generation
-    kernels = replace(kernels, balanced_experts=routing == "balanced", flash_attention=fused)
+    software = memory.Software.of(columns.workload)
+    fused = software.flash_attention and "bf16" in machines.gpu.peak_tflops  # both came with the same generation
+    software = replace(software, balanced_experts=routing == "balanced", flash_attention=fused)
     times = step_time.estimate(columns, machines.gpu, machines.links, machines.coefficients, routing)
     return Predictions(
         workload=columns.workload,
         machines=machines,
-        memory=memory.estimate(columns, kernels),
+        memory=memory.estimate(columns, software),
         times=times,
-        power=power.estimate(times, columns, shipped_power(machines.gpu.name)),
+        power=power.estimate(times, columns, shipped_power(machines.gpu)),
     )

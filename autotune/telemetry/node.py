@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
-from autotune.telemetry.series import NodeTelemetry, Sensor
-from autotune.telemetry.visible import select
+from autotune.telemetry.series import NodeTelemetry, Sensor, reported_series
+from autotune.telemetry.visible import physical, select
 from launchers.base import StepRecord
+from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, sample_from_dict
 from launchers.outcome import Outcome, Verdict
-from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
+from launchers.process import Event, LaunchRequest, Limits, Supervised, TrialEnd, run_trial
 from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
 
@@ -37,6 +40,21 @@ def vendors_of(pool: PoolSpec) -> tuple[str, ...]:
     return tuple(vendor for vendor, there in loaded.items() if there)
 
 
+@dataclass(frozen=True, slots=True)
+class BoardsGuard:
+    """What the boards of one node may draw while a trial runs.
+
+    Attributes:
+        device_w: Each of them.
+        node_w: All of them together.
+        window_s: Seconds over which these watts are means.
+    """
+
+    device_w: float = math.inf
+    node_w: float = math.inf
+    window_s: float = 1.0
+
+
 class Recording:
     """One trial's measurement in progress."""
 
@@ -51,6 +69,15 @@ class Recording:
         """Which of the trial's GPUs stopped answering, and why; empty while all do."""
         lost = {uuid: why for uuid, why in self._sampler.lost().items() if uuid in self._charged}
         return ", ".join(f"{uuid} ({why})" for uuid, why in lost.items())
+
+    def over(self, allowed: BoardsGuard) -> str:
+        """How this node's boards pass what they are allowed; empty while they do not, or cannot be measured."""
+        watts = self._sampler.power_w(self._charged, allowed.window_s)
+        if watts and max(watts) > allowed.device_w:
+            return f"a GPU drew {max(watts):,.0f} W over {allowed.window_s:g} s; {allowed.device_w:,.0f} W are allowed"
+        if sum(watts) > allowed.node_w:
+            return f"the node's GPUs drew {sum(watts):,.0f} W over {allowed.window_s:g} s; {allowed.node_w:,.0f} W are allowed"
+        return ""
 
     def end(self, node: int) -> NodeTelemetry:
         """Stop reading; what was read."""
@@ -94,7 +121,7 @@ class NodeGpus:
         for vendor in (*vendors, "host"):
             try:
                 self._gpus += (found := open_gpus(vendor))
-                wanted = found if vendor == "host" else select(found, ids)
+                wanted = found if vendor == "host" else select(found, physical(vendor, ids, os.environ))
             except TelemetryError as error:
                 self._problems[vendor] = str(error)
                 continue
@@ -123,16 +150,35 @@ def run_measured(
     node_rank: int,
     stop: Callable[[], bool] = lambda: False,
     hang_signal: Callable[[float], str] = lambda _silent_s: "",
+    guards: Sequence[BoardsGuard] = (),
 ) -> Generator[StepRecord | NodeTelemetry | TrialEnd, None, None]:
     """Run one node's share of a trial with the node's GPUs read beside it; `hang_signal` as in `run_trial`.
 
     Yields its steps as they come, then what was measured, then its end. A trial that loses a GPU is ended; the node is to blame.
+    One that crosses a guard is ended, too; its configuration is.
     """
+    crossed = ""
+    reported: list[GpuSample] = []
+
+    def note(event: Event) -> None:
+        if event["event"] == SAMPLES_EVENT:
+            reported.extend(sample_from_dict(sample) for sample in event["samples"])
+
+    def ends() -> bool:
+        nonlocal crossed
+        crossed = crossed or next((text for guard in guards if (text := recording.over(guard))), "")
+        return bool(crossed) or stop() or bool(recording.lost)
+
     with devices.recording() as recording:
-        ends = lambda: stop() or bool(recording.lost)  # noqa: E731
-        for item in run_trial(supervised, launch, limits, stop=ends, hang_signal=hang_signal):
+        for item in run_trial(supervised, launch, limits, stop=ends, on_event=note, hang_signal=hang_signal):
             if not isinstance(item, TrialEnd):
                 yield item
                 continue
-            yield recording.end(node_rank)
-            yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}")) if (lost := recording.lost) else item
+            seen = recording.end(node_rank)
+            yield replace(seen, series=(*seen.series, *reported_series(reported, node_rank)))
+            if lost := recording.lost:
+                yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
+            elif crossed:
+                yield replace(item, verdict=Verdict(Outcome.OVER_GUARD, crossed, time_s=item.ended_s))
+            else:
+                yield item

@@ -61,9 +61,8 @@ class Sampler:
         self._rounds = self._late = 0
 
     def start(self) -> None:
-        """Begin to read; the first readings are made before this returns, so that a start temperature is known."""
+        """Begin to read. Returns at once, also where a driver hangs."""
         self._begin_s = time.monotonic()
-        self._round(SLOW_FIELDS)
         targets = {"telemetry": self._loop}
         if any(self._blocks(recorded.gpu) for recorded in self._recorded):
             targets["telemetry-blocking"] = self._loop_blocking
@@ -75,6 +74,11 @@ class Sampler:
     def lost(self) -> dict[str, str]:
         """Why GPUs stopped answering, by UUID."""
         return {recorded.gpu.info.uuid: recorded.gpu.lost for recorded in self._recorded if recorded.gpu.lost}
+
+    def power_w(self, charged: frozenset[str], window_s: float) -> list[float]:
+        """Mean board watts of each charged GPU over the last seconds; those that cannot be told are left out."""
+        rings = (recorded.rings[FAST_FIELDS] for recorded in self._recorded if recorded.gpu.info.uuid in charged)
+        return [watts for ring in rings if (watts := ring.recent_mean("power_w", window_s)) is not None]
 
     def halt(self) -> None:
         """End the reading."""
@@ -108,7 +112,11 @@ class Sampler:
             recorded.read(fields)
 
     def _loop(self) -> None:
-        """Fast fields of every GPU each period; of the slow ones a few GPUs each time, so that no round is long."""
+        """Fast fields of every GPU each period; of the slow ones a few GPUs each time, so that no round is long.
+
+        All slow ones first: heat before the ranks have started.
+        """
+        self._round(SLOW_FIELDS)
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             self._round(FAST_FIELDS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,18 @@ class Ring:
     def dropped(self) -> int:
         """Readings that found no room."""
         return max(0, self._count - len(self._rows))
+
+    def recent_mean(self, name: str, window_s: float) -> float | None:
+        """Mean of a column over the last `window_s` seconds of readings; None where they do not reach so far back."""
+        column, last = 1 + self._columns.index(name), (self._count - 1) % len(self._rows)
+        total, values = 0.0, 0
+        for back in range(min(self._count, len(self._rows))):
+            row = self._rows[last - back]
+            if row[0] <= self._rows[last, 0] - window_s:
+                return total / values if values else None
+            if np.isfinite(row[column]):
+                total, values = total + row[column], values + 1
+        return None
 
     def columns(self) -> dict[str, tuple[Array, Array]]:
         """Times and values of each column that has any; rows without a value are left out."""
@@ -196,3 +208,19 @@ def series_of(info: GpuInfo, samples: Iterable[GpuSample], *, node: int = 0) -> 
             ring.append(sample)
         columns = ring.columns() | columns
     return Series(info, columns, node=node)
+
+
+def reported_series(samples: Sequence[GpuSample], node: int) -> tuple[Series, ...]:
+    """The series of readings that a trial's own program reported, one for each GPU that it named; all are charged."""
+    by_gpu: dict[str, list[GpuSample]] = {}
+    for sample in samples:
+        by_gpu.setdefault(sample.gpu, []).append(sample)
+    found = []
+    for index, (uuid, readings) in enumerate(by_gpu.items()):
+        rings = [Ring(COLUMNS[group], len(readings)) for group in (FAST_FIELDS, SLOW_FIELDS)]
+        for ring in rings:
+            for sample in readings:
+                ring.append(sample)
+        info = GpuInfo(uuid, index, "reported", "reported by the program", "", uuid, power_source="instant")
+        found.append(Series(info, {name: pair for ring in rings for name, pair in ring.columns().items()}, node=node))
+    return tuple(found)

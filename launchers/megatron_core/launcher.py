@@ -21,6 +21,7 @@ class MegatronCoreLauncher:
 
     name = "megatron_core"
     program = "launchers.megatron_core.trial"
+    figures_program = "launchers.megatron_core.figures"
     preload: tuple[str, ...] = ("torch._dynamo", "launchers.megatron_core.trial")
 
     def refusals(self, workload: Workload, config: TrialConfig) -> list[Violation]:

@@ -35,7 +35,7 @@ from launchers.megatron_core.loop import Device, train
 def main(job: dict[str, Any], context: RankContext) -> None:
     """Runs one rank of a trial; the last rank, which holds the loss, emits one "step" event per optimiser step."""
     spec = Job.from_dict(job)
-    device = _join(spec, context)
+    device = join(spec.device, context)
     build.initialise_groups(spec)
     training = build.build(spec)
     if spec.device == "cuda":
@@ -44,11 +44,11 @@ def main(job: dict[str, Any], context: RankContext) -> None:
     dist.destroy_process_group()
 
 
-def _join(job: Job, context: RankContext) -> Device:
-    """Prepares the backend and meets the other ranks."""
+def join(kind: str, context: RankContext) -> Device:
+    """Prepares the backend of "cuda" or "cpu" and meets the other ranks."""
     rendezvous = context.rendezvous
-    device = cpu.install(rendezvous.master_addr) if job.device == "cpu" else _cuda(context.local_rank)
-    backend = "gloo" if job.device == "cpu" else "nccl"
+    device = cpu.install(rendezvous.master_addr) if kind == "cpu" else _cuda(context.local_rank)
+    backend = "gloo" if kind == "cpu" else "nccl"
     dist.init_process_group(backend, store=_store(rendezvous, context.rank), world_size=rendezvous.world_size, rank=context.rank)
     return device
 

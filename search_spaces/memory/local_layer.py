@@ -13,26 +13,24 @@ What differs from fused kernels (`layer`), each seen in what autograd saves:
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from search_spaces.columns import Bools, Columns
+from search_spaces.columns import Bools, Columns, Floats
 from search_spaces.memory.sizes import Sizes
 
-Floats = npt.NDArray[np.float64]
 STATISTIC = 4
 
 
-def local_layer_bytes(columns: Columns, size: Sizes, *, moe: bool, recompute: bool = True) -> Floats:
+def local_layer_bytes(columns: Columns, size: Sizes, *, moe: bool) -> Floats:
     """Bytes that one local layer keeps of one micro-batch; the arguments are those of `layer.layer_bytes`."""
     hidden = size.local * size.hidden * size.element
     attention = _latent_attention if size.model.multi_latent_attention else _attention
-    kept = attention(columns, size, recompute)
-    recomputed = _recomputed(columns, "layernorm", recompute)
+    kept = attention(columns, size)
+    recomputed = columns.recomputes("layernorm")
     norms = 2 * np.where(recomputed, hidden, hidden + norm_bytes(size, size.local, size.hidden))
     if moe:
-        return np.asarray(kept + norms + _experts(columns, size, recompute))
+        return np.asarray(kept + norms + _experts(columns, size))
     products = _products(size, size.tokens, size.model.ffn_size / size.tp)
-    return np.asarray(kept + norms + products * (1 - _recomputed(columns, "mlp", recompute)))
+    return np.asarray(kept + norms + products * ~columns.recomputes("mlp"))
 
 
 def norm_bytes(size: Sizes, tokens: Floats, width: int) -> Floats:
@@ -55,20 +53,12 @@ def angle_bytes(columns: Columns, size: Sizes) -> Floats:
     return np.where(kept, STATISTIC * size.sequence * size.query / size.heads, 0.0)
 
 
-def _recomputed(columns: Columns, module: str, recompute: bool) -> Bools:
-    selective = columns.equals("recompute_granularity", "selective")
-    named = columns.holds("recompute_modules", module)
-    if module == "core_attn":
-        named = named | ~columns.given("recompute_modules")
-    return selective & named & recompute
-
-
-def _attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
+def _attention(columns: Columns, size: Sizes) -> Floats:
     """Queries, keys and values, the scores, the output, and sines and cosines."""
     model, token = size.model, size.tokens * size.element
     grouped, rotary = size.heads > size.groups, model.position_embedding_type == "rope"
     fresh = rotary or model.qk_layernorm  # queries and keys are no longer views of the projection
-    core = _recomputed(columns, "core_attn", recompute)
+    core = columns.recomputes("core_attn")
     normed, views = _query_key_norms(size, grouped)
     whole = token * _projection(size)
     in_place = grouped & (size.groups <= 1) & (size.batch == 1) & (not fresh)  # heads of one group lie side by side
@@ -77,7 +67,7 @@ def _attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     repeated = repeated + np.where(core | views | in_place, whole, 0.0)
     kept = np.where(grouped, repeated, whole + token * (size.query + size.keys) * fresh)
     waves = 4 * size.sequence * size.element * (size.query / size.heads) if rotary else 0.0
-    return kept + normed + waves + _scores(size) * (1 - core) + token * size.query
+    return kept + normed + waves + _scores(size) * ~core + token * size.query
 
 
 def _projection(size: Sizes) -> Floats:
@@ -113,7 +103,7 @@ def _scores(size: Sizes) -> Floats:
     return np.asarray(rows * (STATISTIC + np.where(size.element < STATISTIC, size.element, 0.0)))
 
 
-def _latent_attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
+def _latent_attention(columns: Columns, size: Sizes) -> Floats:
     """Latents before and after their norms, queries, keys, values, the scores, the output, and sines and cosines."""
     model = size.model
     ranks = model.q_lora_rank or 0
@@ -128,8 +118,8 @@ def _latent_attention(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     latents = latents + gathered + positions  # the first latents are a view that holds them, too
     expanded = size.tokens * size.element * (size.query + size.keys + size.values)
     waves = 4 * size.sequence * size.element * model.qk_pos_emb_head_dim
-    core = _scores(size) * (1 - _recomputed(columns, "core_attn", recompute))
-    up = 1 - _recomputed(columns, "mla_up_proj", recompute)
+    core = _scores(size) * ~columns.recomputes("core_attn")
+    up = ~columns.recomputes("mla_up_proj")
     output = size.tokens * size.element * size.values
     return latents + (expanded + waves) * up + core + output
 
@@ -140,7 +130,7 @@ def _products(size: Sizes, tokens: Floats, width: Floats, weighted: int = 0) -> 
     return tokens * width * size.element * tensors
 
 
-def _experts(columns: Columns, size: Sizes, recompute: bool) -> Floats:
+def _experts(columns: Columns, size: Sizes) -> Floats:
     """Router, permuted tokens, experts and shared experts."""
     model = size.model
     experts, top = model.num_experts or 0, model.moe_router_topk
@@ -150,5 +140,5 @@ def _experts(columns: Columns, size: Sizes, recompute: bool) -> Floats:
     shared = model.moe_shared_expert_intermediate_size
     beside = 0.0 * products
     if shared:
-        beside = _products(size, size.tokens, shared / size.tp) * (1 - _recomputed(columns, "shared_experts", recompute))
-    return (router + inputs + products + beside) * (1 - _recomputed(columns, "moe", recompute))
+        beside = (_products(size, size.tokens, shared / size.tp) + size.gate) * ~columns.recomputes("shared_experts")
+    return (router + inputs + products + beside) * ~columns.recomputes("moe")

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from search_spaces.columns import Bools, Columns, Ints
+from search_spaces.columns import Bools, Columns, Floats, Ints
 from search_spaces.model import ModelSpec
-
-Floats = npt.NDArray[np.float64]
 
 KNOBS = (
     "tensor_model_parallel_size",
@@ -79,6 +76,11 @@ class Sizes:
     values: Floats
     routed: Floats
     sequence_parallel: Bools
+
+    @property
+    def gate(self) -> Floats:
+        """Bytes that the gate of shared experts keeps: their output, and a score per token (moe/shared_experts.py forward)."""
+        return self.local * (self.hidden + 1) * self.element * self.model.moe_shared_expert_gate
 
 
 def sizes(columns: Columns) -> Sizes:

@@ -9,12 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from search_spaces.columns import Bools, Columns, Ints
-from search_spaces.memory.kernels import Kernels
-
-Floats = npt.NDArray[np.float64]
+from search_spaces.columns import Bools, Columns, Floats, Ints
+from search_spaces.software import Software
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
@@ -68,7 +65,7 @@ class States(NamedTuple):
     unsharded: Floats
 
 
-def states(columns: Columns, kernels: Kernels, *, experts: bool) -> States:
+def states(columns: Columns, software: Software, *, experts: bool) -> States:
     """Bytes per parameter of the attention mesh, or with `experts` of the expert mesh.
 
     Sources: distributed/param_and_grad_buffer.py (buffers), optimizer/distrib_optimizer.py (shards), fsdp/ (sharding strategies),
@@ -76,15 +73,15 @@ def states(columns: Columns, kernels: Kernels, *, experts: bool) -> States:
     """
     replicas = _replicas(columns, experts)
     plain = _number(columns, "precision", BYTES)
-    weight = np.where(columns.given("fp8_format"), _eight_bit_weight(columns, kernels, plain), plain)
-    gradient = _gradient(columns, kernels)
+    weight = np.where(columns.given("fp8_format"), _eight_bit_weight(columns, software, plain), plain)
+    gradient = _gradient(columns, software)
     shards = _optimizer_shards(columns, replicas)
-    optimizer, step = _optimizer(columns) / shards, _step(columns, kernels, gradient) / shards
-    if not kernels.separate_main_parameters:
+    optimizer, step = _optimizer(columns) / shards, _step(columns, software, gradient) / shards
+    if not software.separate_main_parameters:
         optimizer = np.maximum(optimizer - plain / shards, 0)
     weights_sharded, gradients_sharded = _fully_sharded(columns)
     share = np.where(weights_sharded, replicas, 1)
-    if not kernels.trained:
+    if not software.trained:
         gradient, optimizer, step = 0 * gradient, 0 * optimizer, 0 * step
     return States(
         weight=weight / share,
@@ -107,20 +104,20 @@ def _number(columns: Columns, knob: str, numbers: dict[str, int]) -> Floats:
     return columns.derive(knob, lambda value: numbers[value]).astype(np.float64)
 
 
-def _eight_bit_weight(columns: Columns, kernels: Kernels, plain: Floats) -> Floats:
+def _eight_bit_weight(columns: Columns, software: Software, plain: Floats) -> Floats:
     """Bytes of an FP8 weight: one, and another for the transposed copy, which MXFP8 always has.
 
     Without fp8_param_gather they are copies beside the bf16 weight (Transformer Engine, module/base.py get_weight_workspace).
     """
-    both = columns.equals("fp8_recipe", "mxfp8", "blockwise") | kernels.fp8_transpose_cache
+    both = columns.equals("fp8_recipe", "mxfp8", "blockwise") | software.fp8_transpose_cache
     copies = 1.0 + both
     return np.where(columns.flag("fp8_param_gather"), copies, plain + copies)
 
 
-def _gradient(columns: Columns, kernels: Kernels) -> Floats:
+def _gradient(columns: Columns, software: Software) -> Floats:
     """Bytes of a gradient in the buffer (distributed/param_and_grad_buffer.py; bf16 gradients where the optimiser takes them)."""
     small = columns.equals("precision", "fp16") | columns.equals("main_grads_dtype", "bf16")
-    kept = 4.0 if kernels.grad_reduce_in_fp32 else _number(columns, "precision", BYTES)
+    kept = 4.0 if software.grad_reduce_in_fp32 else _number(columns, "precision", BYTES)
     return np.where(small, 2.0, kept)
 
 
@@ -141,7 +138,7 @@ def _optimizer(columns: Columns) -> Floats:
     return np.where(aware, moments + main, 8.0 + np.where(mixed, 4.0 + main_gradient, 0.0))
 
 
-def _step(columns: Columns, kernels: Kernels, gradient: Floats) -> Floats:
+def _step(columns: Columns, software: Software, gradient: Floats) -> Floats:
     """Bytes per parameter that the step makes before sharding.
 
     They are fp32 copies of moments in other types (Transformer Engine, optimizers/fused_adam.py get_unscaled_state), or of the
@@ -150,7 +147,7 @@ def _step(columns: Columns, kernels: Kernels, gradient: Floats) -> Floats:
     aware = columns.flag("use_precision_aware_optimizer")
     copies = 4.0 * (~columns.equals("exp_avg_dtype", "fp32")) + 4.0 * (~columns.equals("exp_avg_sq_dtype", "fp32"))
     small = (gradient < 4) & columns.equals("precision", "bf16")
-    return np.where(aware, copies, np.where(small, kernels.step_gradient_bytes, 0.0))
+    return np.where(aware, copies, np.where(small, software.step_gradient_bytes, 0.0))
 
 
 def _optimizer_shards(columns: Columns, replicas: Ints) -> Ints:

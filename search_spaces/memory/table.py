@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.memory.kernels import FRAGMENTATION, GIB
+from search_spaces.columns import Floats, Places
+from search_spaces.memory.outside import FRAGMENTATION
 from search_spaces.memory.stages import Pipeline, stage_counts
-from search_spaces.memory.tables import COMPONENTS, MOMENTS
+from search_spaces.memory.tables import COMPONENTS, GIB, MOMENTS
 from search_spaces.model import ModelSpec
 
-Floats = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.intp]
 Verdict = Literal["fits", "at_risk", "does_not_fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "at_risk", "does_not_fit")
 
@@ -24,12 +23,12 @@ class Parts:
     """Bytes per feature of the distinct combinations of some knobs, and which of them each row has.
 
     Attributes:
-        bytes: (combinations, components, features).
+        bytes: (components, combinations, features).
         codes: (rows,).
     """
 
     bytes: Floats
-    codes: Codes
+    codes: Places
 
 
 @dataclass(frozen=True)
@@ -48,17 +47,23 @@ class MemoryTable:
     memory_gib: Floats
     device_gib: Floats
     upper_gib: Floats
-    stage: Codes
+    stage: Places
     host_gib: Floats
     context_gib: Floats
     _model: ModelSpec
     _pipelines: list[Pipeline]
-    _pipeline_codes: Codes
+    _pipeline_codes: Places
     _held: Parts
     _flowing: Parts
 
     def __len__(self) -> int:
         return len(self.memory_gib)
+
+    def take(self, rows: Places) -> MemoryTable:
+        """A table with these rows of this one."""
+        numbers = ("memory_gib", "device_gib", "upper_gib", "stage", "host_gib", "context_gib", "_pipeline_codes")
+        parts = {name: replace(getattr(self, name), codes=getattr(self, name).codes[rows]) for name in ("_held", "_flowing")}
+        return replace(self, **{name: getattr(self, name)[rows] for name in numbers}, **parts)
 
     def verdict(self, capacity_gib: float) -> npt.NDArray[np.str_]:
         """Per row "fits", "at_risk" (its upper bound is above the capacity) or "does_not_fit" (its expectation is)."""
@@ -80,7 +85,7 @@ class MemoryTable:
         parts = self.by_component(row)
         return max(parts, key=lambda name: parts[name]), int(self.stage[row])
 
-    def deciding(self, rows: Codes) -> dict[str, int]:
+    def deciding(self, rows: Places) -> dict[str, int]:
         """How many of these rows each component is the largest of, as `decides` says, most first."""
         names = [*COMPONENTS, "fragmentation", "context"]
         counts = np.zeros(len(names), dtype=np.intp)
@@ -92,13 +97,13 @@ class MemoryTable:
         found = ((names[place], int(counts[place])) for place in np.argsort(-counts, kind="stable"))
         return {name: count for name, count in found if count}
 
-    def _largest(self, rows: Codes) -> Codes:
+    def _largest(self, rows: Places) -> Places:
         """The largest component of rows that have the same pipeline and fullest stage."""
         features = stage_counts(self._model, self._pipelines[self._pipeline_codes[rows[0]]])[:, self.stage[rows[0]]]
         held, own = np.unique(self._held.codes[rows], return_inverse=True)
-        parts = (self._held.bytes[held] @ features)[own]
+        parts = (self._held.bytes[:, held] @ features)[:, own]
         flowing, own = np.unique(self._flowing.codes[rows], return_inverse=True)
-        parts = (parts + (self._flowing.bytes[flowing] @ features)[own]) / GIB
+        parts = (parts + (self._flowing.bytes[:, flowing] @ features)[:, own]).T / GIB
         fullest = (parts @ MOMENTS.T).argmax(axis=1)
         parts *= MOMENTS[fullest]
         unused = parts.sum(axis=1) * FRAGMENTATION
@@ -107,7 +112,7 @@ class MemoryTable:
     def _components(self, row: int) -> Floats:
         """GiB at each stage's fullest moment, (components, stages)."""
         counts = stage_counts(self._model, self._pipelines[self._pipeline_codes[row]])
-        bytes_ = self._held.bytes[self._held.codes[row]] + self._flowing.bytes[self._flowing.codes[row]]
+        bytes_ = self._held.bytes[:, self._held.codes[row]] + self._flowing.bytes[:, self._flowing.codes[row]]
         parts = MOMENTS[:, :, None] * (bytes_ @ counts / GIB)
         fullest = parts.sum(axis=1).argmax(axis=0)
         return np.asarray(parts[fullest, :, np.arange(len(fullest))].T)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from search_spaces.columns import Columns
-from search_spaces.memory.kernels import LOSS_BYTES, PARALLEL_LOSS_BYTES, Kernels
+from search_spaces.columns import Columns, Floats
 from search_spaces.memory.sizes import Sizes
+from search_spaces.software import Software
 
-Floats = npt.NDArray[np.float64]
+LOSS_BYTES = {"unfused": 4, "native": 8, "te": 0, "torch": 12}
+"""Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
+(tensor_parallel/cross_entropy.py), two where compiled functions do not write into their input (fusions/fused_cross_entropy.py),
+none in place (Transformer Engine, cross_entropy.py), or log-softmax and two gradients in fp32 (torch's cross_entropy)."""
+
+PARALLEL_LOSS_BYTES = 4
+"""The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
 
 
-def head_working_bytes(columns: Columns, size: Sizes, kernels: Kernels) -> Floats:
+def head_working_bytes(columns: Columns, size: Sizes, software: Software) -> Floats:
     """The larger of two moments at the end of the model.
 
     The loss holds the logits in their own type and what `LOSS_BYTES` adds. The output layer's backward pass holds the logits'
@@ -22,10 +27,10 @@ def head_working_bytes(columns: Columns, size: Sizes, kernels: Kernels) -> Float
     vocabulary = _vocabulary(columns)
     logits = size.tokens * vocabulary
     weight = vocabulary * size.hidden * size.element
-    if kernels.cross_entropy == "chunked":
+    if software.cross_entropy == "chunked":
         return weight + _gathered(size)
-    parallel = PARALLEL_LOSS_BYTES * (size.tp > 1) if kernels.cross_entropy == "torch" else 0
-    loss = logits * (size.element + LOSS_BYTES[kernels.cross_entropy] + parallel)
+    parallel = PARALLEL_LOSS_BYTES * (size.tp > 1) if software.cross_entropy == "torch" else 0
+    loss = logits * (size.element + LOSS_BYTES[software.cross_entropy] + parallel)
     return np.maximum(loss, logits * size.element + weight) + _gathered(size)
 
 
@@ -56,9 +61,9 @@ def layer_working_bytes(size: Sizes, *, moe: bool) -> Floats:
     return gradients + 2 * size.local * size.hidden * size.element + _gathered(size) + permuted
 
 
-def dummy_gradient_bytes(size: Sizes, kernels: Kernels, *, moe: bool) -> Floats:
+def dummy_gradient_bytes(size: Sizes, software: Software, *, moe: bool) -> Floats:
     """One empty weight gradient per shape, kept by Transformer Engine with fused accumulation (module/base.py get_dummy_wgrad)."""
-    if not (kernels.gradient_accumulation_fusion and kernels.transformer_engine):
+    if not (software.gradient_accumulation_fusion and software.transformer_engine):
         return 0.0 * size.element
     model = size.model
     gated = 2 if model.swiglu else 1

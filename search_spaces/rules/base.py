@@ -77,6 +77,16 @@ def near_divisors(total: Any, value: Any) -> Callable[[], str]:
     return text
 
 
+def near_multiples(value: Any, unit: Any) -> Callable[[], str]:
+    """The multiples of `unit` next to `value`, for a message."""
+
+    def text() -> str:
+        number, step = int(_shown(value)), int(_shown(unit))
+        return near(number, (number // step * step or step, (number // step + 1) * step))
+
+    return text
+
+
 def near(value: int, legal: Iterable[int]) -> str:
     """The legal numbers next to `value`, below and above."""
     numbers = sorted(set(legal))

@@ -8,7 +8,7 @@ import numpy as np
 
 from search_spaces.columns import Columns, Ints
 from search_spaces.layout import parse_layout
-from search_spaces.rules.base import Finding, Rule, finding, near_divisors
+from search_spaces.rules.base import Finding, Rule, finding, near_divisors, near_multiples
 
 VIRTUAL = "num_virtual_stages_per_pipeline_rank"
 PER_VIRTUAL = "num_layers_per_virtual_pipeline_stage"
@@ -23,10 +23,7 @@ GROUP = "microbatch_group_size_per_virtual_pipeline_stage"
 def one_virtual_spelling(c: Columns) -> Finding:
     """Virtual stages are spelled in one way only (arguments.py validate_args)."""
     spellings = c.given(PER_VIRTUAL).astype(int) + c.given(VIRTUAL) + c.given(LAYOUT)
-    return finding(
-        spellings > 1,
-        f"more than one of {PER_VIRTUAL}, {VIRTUAL} and {LAYOUT} is given; keep one",
-    )
+    return finding(spellings > 1, f"more than one of {PER_VIRTUAL}, {VIRTUAL} and {LAYOUT} is given; keep one")
 
 
 def layers_per_virtual_stage(c: Columns) -> Finding:
@@ -49,8 +46,9 @@ def interleaving_needs_stages(c: Columns) -> Finding:
     """Interleaving needs PP > 1 (parallel_state.py initialize_model_parallel; arguments.py validate_args)."""
     return finding(
         (c.vpp > 1) & (c.pp == 1),
-        "{vpp} virtual stages need pipeline_model_parallel_size > 1",
+        "{vpp} virtual stages need pipeline_model_parallel_size > 1, but it is {pp}; nearest: 2, or drop the virtual stages",
         vpp=c.vpp,
+        pp=c.pp,
     )
 
 
@@ -94,12 +92,14 @@ def uneven_stages(c: Columns) -> Finding:
     mismatch = (rest != 0) != (stages != 0)
     return finding(
         _uneven(c) & (mismatch | (rest % np.where(stages == 0, 1, stages) != 0)),
-        "first stage {first}, last stage {last} leave {rest} of {layers} layers to {stages} middle stages: not a whole share",
+        "first stage {first}, last stage {last} leave {rest} of {layers} layers to {stages} middle stages: not a whole share;"
+        " nearest rest: {legal}",
         first=c.number(FIRST),
         last=c.number(LAST),
         rest=rest,
         layers=c.model.num_layers,
         stages=stages,
+        legal=lambda: near_multiples(rest, stages)() if stages.reshape(-1)[0] > 0 else "0",
     )
 
 
@@ -125,11 +125,12 @@ def uneven_stages_over_virtual_stages(c: Columns) -> Finding:
     misfit = (first % vpp != 0) | (last % vpp != 0) | (per_middle % vpp != 0)
     return finding(
         _uneven(c) & misfit,
-        "first {first}, middle {middle} and last {last} layers are not all divisible by {vpp} virtual stages",
+        "first {first}, middle {middle} and last {last} layers are not all divisible by {vpp} virtual stages; nearest: {legal}",
         first=first,
         middle=per_middle,
         last=last,
         vpp=vpp,
+        legal=near_divisors(np.gcd(np.gcd(first, last), per_middle), vpp),
     )
 
 

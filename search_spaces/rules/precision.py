@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from search_spaces.columns import Bools, Columns, Ints
-from search_spaces.rules.base import Finding, Rule, finding
+from search_spaces.rules.base import Finding, Rule, finding, near_multiples
 
 
 def fp8_parameters_need_fp8(c: Columns) -> Finding:
@@ -47,9 +47,11 @@ def fp8_tokens(c: Columns) -> Finding:
     block = np.where(_block_scaled(c), 32, 8)
     return finding(
         np.where(fp8(c), tokens % block, 0),
-        "FP8: {tokens} tokens per rank are not divisible by {block}; change micro_batch_size, context or sequence parallelism",
+        "FP8: {tokens} tokens per rank are not divisible by {block}, nearest: {legal};"
+        " change micro_batch_size, context or sequence parallelism",
         tokens=tokens,
         block=block,
+        legal=near_multiples(tokens, block),
     )
 
 
@@ -60,10 +62,12 @@ def fp8_width(c: Columns) -> Finding:
     misfit = (c.model.hidden_size % block != 0) | (per_rank % block != 0) | (c.model.hidden_size % 8 != 0)
     return finding(
         fp8(c) & misfit,
-        "FP8: hidden_size={hidden} and ffn_hidden_size / tensor parallel = {per_rank} must be divisible by {block}",
+        "FP8: hidden_size={hidden} and ffn_hidden_size / tensor parallel = {per_rank} must be divisible by {block};"
+        " nearest to the latter: {legal}",
         hidden=c.model.hidden_size,
         per_rank=per_rank,
         block=block,
+        legal=near_multiples(per_rank, block),
     )
 
 

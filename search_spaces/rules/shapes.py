@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from search_spaces.columns import Columns
-from search_spaces.rules.base import Finding, Rule, always, finding, near_divisors
+from search_spaces.rules.base import Finding, Rule, always, finding, near, near_divisors
 
 
 def heads_over_tensor_ranks(c: Columns) -> Finding:
@@ -25,9 +25,12 @@ def query_groups_over_tensor_ranks(c: Columns) -> Finding:
     groups = c.model.query_groups
     return finding(
         np.minimum(groups % c.tp, c.tp % groups),
-        "num_query_groups={groups} is neither a multiple nor a divisor of tensor_model_parallel_size={tp}",
+        "num_query_groups={groups} is neither a multiple nor a divisor of tensor_model_parallel_size={tp}; nearest: {legal}",
         groups=groups,
         tp=c.tp,
+        legal=lambda: near(
+            tp := int(c.tp.reshape(-1)[0]), (n for n in range(1, 2 * (groups + tp)) if groups % n == 0 or n % groups == 0)
+        ),
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage, InMemoryStorage
 
-from autotune.pool_study import PoolStudy, Proposal
+from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
 from autotune.records import TrialRecord, TrialResult
 from autotune.spec import StudySpec
 from launchers.base import Command, StepRecord
@@ -46,6 +47,7 @@ def study_data(**fields: Any) -> dict[str, Any]:
         "search": dict(SMALL_SEARCH),
         "sampler": "random",
         "budget": {"trials": 1000},
+        "confirm": {"top": 0},
         "measurement": {"steps": 8, "warmup_steps": 2},
     }
     return {**data, **fields}

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.distributions import IntDistribution
 
-from autotune.candidates import Candidates, candidate_table, launchable
+from autotune.candidates import Candidates, candidate_table
+from autotune.launchable import accepted
 from search_spaces.legality import check
 from search_spaces.normalise import normalise
 
@@ -86,7 +87,7 @@ def test_first_open_follows_the_table():
 
 def test_what_the_launcher_refuses_is_not_open():
     launcher = NoLauncher(lambda config: config.micro_batch_size > 1)
-    allowed, refused = launchable(TABLE, launcher)
+    allowed, refused = accepted(TABLE, launcher)
     assert refused == {STEP_LIMITED: int((~allowed).sum())}
     candidates = Candidates(TABLE, SPEC.baseline, allowed)
     assert candidates.left == sum(TABLE.config(row).micro_batch_size == 1 for row in range(len(TABLE)))

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from autotune import cli
 from autotune.detect import gpu_type
 from autotune.errors import SpecError
-from autotune.plan import find_gpu, machines_of, model_study, plan_one, plan_pool
+from autotune.machines import find_gpu, machines_of
+from autotune.plan import model_study, plan_one, plan_pool
 from autotune.plan_cases import run_jsonl
 from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
@@ -73,7 +74,7 @@ def alone(workload, config):
     """The three models on one configuration, without the plan."""
     device, columns = gpu("h100"), Columns.of(workload, config)
     times = step_time.estimate(columns, device, links_of(device, 8), shipped(device.name), "real")
-    watts = power.estimate(times, columns, shipped_power(device.name))
+    watts = power.estimate(times, columns, shipped_power(device))
     return memory.estimate(columns), times, watts
 
 

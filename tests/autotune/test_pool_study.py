@@ -79,10 +79,10 @@ def test_the_two_steps_before_an_oom_are_no_measurement_but_are_kept():
     assert study.best.number == 0
 
 
-def test_a_measurement_is_told_as_tokens_per_second_and_gpu():
+def test_a_measurement_is_told_as_its_score_relative_to_the_baseline():
     study = open_pool(study_spec())
-    record = run(study, completed(0.1))
-    assert record.value == pytest.approx(16 * 32 / 0.101 / 4)
+    assert run(study, completed(0.1)).value == 0.0
+    assert run(study, completed(0.05)).value == pytest.approx(math.log(2))
     assert told(study, 0).constraints == {CONSTRAINT: -1.0}
 
 

@@ -15,7 +15,7 @@ from autotune.searcher import StudySearcher
 from autotune.trial import RESULT_KEY
 from launchers.outcome import Outcome
 
-from .study_cases import NoLauncher, completed, failed, open_pool, study_spec
+from .study_cases import completed, failed, open_pool, study_spec
 
 POOLS = [{"name": "a", "gpus_per_node": 2}, {"name": "b", "gpus_per_node": 4}]
 
@@ -53,9 +53,7 @@ def made(tmp_path):
         studies = [open_pool(spec, pool=number) for number in range(len(spec.pools))]
         slots, launched = FakeSlots(), []
         stopped = threading.Event()
-        searcher = StudySearcher(
-            spec, NoLauncher(), studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name), stopped
-        )
+        searcher = StudySearcher(spec, studies, slots, tmp_path, lambda study, proposal: launched.append(study.pool.name), stopped)
         return searcher, studies, slots, launched
 
     return make

@@ -1,5 +1,6 @@
 """A bad study file gives exit code 2 and one message: the messages below were written by hand before the code."""
 
+import json
 import subprocess
 import sys
 
@@ -26,6 +27,32 @@ def without(field):
     data = study_data()
     del data[field]
     return data
+
+
+OWN_GPU = {
+    "vendor": "nvidia",
+    "memory_gib": 96,
+    "memory_bandwidth_gb_s": 4000,
+    "peak_tflops": {"fp32": 60, "bf16": 900},
+    "multiprocessors": 120,
+    "tdp_w": 500,
+    "idle_w": 60,
+    "power_limit_w": [200, 500],
+    "clock_mhz": {"low": 300, "base": 1500, "boost": 1900},
+    "link": "nvlink4",
+    "host_link": "pcie5",
+}
+OWN_LINK = {"bandwidth_gb_s": 40, "latency_us": 9}
+
+
+def own(gpu=None, link=None):
+    """A study with a GPU and a link of its own, some of their fields replaced."""
+    return study_data(hardware={"gpus": {"mine": {**OWN_GPU, **(gpu or {})}}, "links": {"my-ib": {**OWN_LINK, **(link or {})}}})
+
+
+def powered(*domains):
+    """A study with power domains, given as (name, nodes)."""
+    return study_data(power_domains=[{"name": name, "nodes": nodes, "limit_w": 40000} for name, nodes in domains])
 
 
 # Name: (content of the file, message, hint); <file> stands for the file's path.
@@ -59,7 +86,7 @@ BAD = {
     "negative budget": (
         study_data(budget={"trials": -3}),
         "budget.trials: must be greater than 0 (got -3)",
-        "trials: Launched trials per pool, the baseline included.",
+        "trials: Launched trials per pool, the baseline included; confirming runs come on top.",
     ),
     "missing model": (
         without("model"),
@@ -134,6 +161,76 @@ BAD = {
         "seed: must be a whole number (got 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx...xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx')",
         "seed: Seed of the sampler, the weights and the batches.",
     ),
+    "negative memory of an own GPU": (
+        own({"memory_gib": -1}),
+        "hardware.gpus.mine.memory_gib: must be greater than 0 (got -1)",
+        "memory_gib: Device memory.",
+    ),
+    "field of an own GPU": (
+        own({"memory_gb": 96}),
+        "hardware.gpus.mine.memory_gb: is not a known field (got 96)",
+        "did you mean 'memory_gib'?",
+    ),
+    "precision of an own GPU": (
+        own({"peak_tflops": {"fp32": 60, "bf32": 90}}),
+        "hardware.gpus.mine.peak_tflops.bf32: must be 'fp32', 'tf32', 'fp16', 'bf16', 'fp8' or 'fp4' (got 'bf32')",
+        WRITE_ONE,
+    ),
+    "link of an own GPU": (
+        own({"link": "nvlnk4"}),
+        "hardware.gpus.mine.link: is not a known link (got 'nvlnk4')",
+        "did you mean 'nvlink4'?; or describe it under hardware.links",
+    ),
+    "vendor of an own GPU": (
+        own({"vendor": "cpu"}),
+        "hardware.gpus.mine.vendor: ranks on a CPU are the entry `cpu`, and no other (got 'cpu')",
+        "name the entry `cpu`, or give the vendor that makes the device: nvidia or amd",
+    ),
+    "idle above TDP": (
+        own({"idle_w": 600}),
+        "hardware.gpus.mine: idle_w=600.0 < tdp_w=500.0 and a rising power_limit_w are needed, got 200.0-500.0",
+        WRITE_ONE,
+    ),
+    "text for an own link": (
+        study_data(hardware={"links": {"my-ib": "400 Gb/s"}}),
+        "hardware.links.my-ib: must be a mapping (got '400 Gb/s')",
+        WRITE_ONE,
+    ),
+    "network of a pool": (
+        study_data(pools=[POOL, {**POOL, "name": "b", "network": "ib_400g"}]),
+        "pools[1].network: is not a known link (got 'ib_400g')",
+        "did you mean 'ib-400'?; or describe it under hardware.links",
+    ),
+    "node counts": (
+        study_data(pools=[{**POOL, "nodes": [4, 4]}]),
+        "pools[0]: nodes=[4, 4] are no node counts",
+        "give a whole number or a list of different ones, e.g. [4, 6, 8]",
+    ),
+    "PSU efficiency": (
+        study_data(pools=[{**POOL, "psu_efficiency": 94}]),
+        "pools[0].psu_efficiency: must be less than or equal to 1 (got 94)",
+        "psu_efficiency: Watts that the power supplies give over those they take; none = the usual one.",
+    ),
+    "unknown pool in a power domain": (
+        powered(("rack", ["lapto"])),
+        "power_domains[0].nodes: is neither a pool nor a power domain (got 'lapto')",
+        "did you mean 'laptop'?",
+    ),
+    "power domain named as a pool": (
+        powered(("laptop", 4)),
+        "power_domains[0].name: is the name of another domain or pool (got 'laptop')",
+        "every domain and every pool needs a name of its own",
+    ),
+    "pool in two power domains": (
+        powered(("a", ["laptop"]), ("b", ["laptop"])),
+        "power_domains[1].nodes: is in more than one place (got 'laptop')",
+        "name it once, in the domain right above it",
+    ),
+    "power domain in itself": (
+        powered(("a", ["b", "laptop"]), ("b", ["a"])),
+        "power_domains[0].nodes: is inside itself (got 'a')",
+        "list only what is below a domain",
+    ),
     "field of a pool": (
         study_data(pools=[POOL, {**POOL, "name": "b", "node": 2}]),
         "pools[1].node: is not a known field (got 2)",
@@ -207,8 +304,26 @@ def test_override_checks_the_new_value():
         override(study_spec(), {"budget": {"trials": 0}})
 
 
+def test_several_node_counts_are_planned_but_not_tuned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, study_data(pools=[{**POOL, "nodes": [1, 2]}]))
+    for arguments in (["tune", str(path)], ["tune", str(path), "--print-command"]):
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("error: pools[0].nodes: one node count is tuned at a time (got [1, 2])\n")
+        assert not (tmp_path / ".autotune").exists()
+    counted = CliRunner().invoke(app, ["check", str(path), "--json"])
+    assert [(pool["pool"], pool["world_size"]) for pool in json.loads(counted.stdout)] == [
+        ("laptop, 1 node", 4),
+        ("laptop, 2 nodes", 8),
+    ]
+
+
 def test_a_spec_survives_being_written_and_read():
     spec = study_spec(
+        pools=[{**POOL, "nodes": [4, 6], "network": "my-ib"}],
+        hardware=own()["hardware"],
+        power_domains=[{"name": "rack", "nodes": ["laptop"], "limit_w": 9000}, {"name": "room", "nodes": ["rack"], "limit_w": 1e4}],
         baseline={"recompute_modules": ["core_attn", "mlp"], "environment": [["A", "1"]]},
         search={TP: [1, 2], "recompute": ["none", "full"]},
     )

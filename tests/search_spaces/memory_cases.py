@@ -112,6 +112,7 @@ def _experts(draw: random.Random, layers: int) -> Case:
         "moe_router_topk": 2,
         "moe_ffn_hidden_size": draw.choice([32, 64]),
         "moe_shared_expert_intermediate_size": draw.choice([None, 64]),
+        "moe_shared_expert_gate": draw.random() < 0.3,
         "moe_layer_freq": draw.choice([1, 2, [0] + [1] * (layers - 1)]),
         "moe_token_dispatcher_type": "alltoall",
         "ep": draw.choice([1, 2, 4]),

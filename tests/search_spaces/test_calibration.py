@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from search_spaces.calibration import Measured, Predictor, Sample, fit
-from search_spaces.calibration_store import Store
+from search_spaces.calibration_store import Calibration, Store
 from search_spaces.coefficients import Coefficients
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import gpu, links_of
@@ -68,9 +68,49 @@ def test_one_bad_row_moves_little():
 
 def test_store_keeps_each_pool_and_software_apart(tmp_path):
     store = Store(tmp_path / "calibration.json")
-    store.put("pool-a", "megatron 0.16, torch 2.9", TRUTH, rows=5)
-    store.put("pool-a", "megatron 0.19, torch 2.9", Coefficients(), rows=7)
+    store.put("pool-a", "megatron 0.16, torch 2.9", "study", Calibration(TRUTH, 5))
+    store.put("pool-a", "megatron 0.19, torch 2.9", "study", Calibration(Coefficients(), 7))
     again = Store(tmp_path / "calibration.json")
-    assert again.get("pool-a", "megatron 0.16, torch 2.9") == TRUTH
-    assert again.get("pool-a", "megatron 0.19, torch 2.9") == Coefficients()
+    assert again.get("pool-a", "megatron 0.16, torch 2.9") == Calibration(TRUTH, 5)
+    assert again.get("pool-a", "megatron 0.19, torch 2.9") == Calibration(Coefficients(), 7)
     assert again.get("pool-b", "megatron 0.16, torch 2.9") is None
+
+
+def test_the_newest_calibration_is_found_and_a_studys_own_left_out(tmp_path):
+    store = Store(tmp_path / "calibration.json")
+    for study, trials in (("a", 1), ("b", 2), ("a", 3)):
+        store.put("pool", "software", study, Calibration(TRUTH, trials))
+    assert store.get("pool", "software").trials == 3
+    assert store.get("pool", "software", but_of="a").trials == 2
+
+
+def test_a_fit_goes_on_from_an_earlier_one():
+    rows = samples()
+    whole = fit(rows, Coefficients())
+    assert error(rows, fit(rows, Coefficients(), iterations=1, start=whole)).mean() == pytest.approx(
+        error(rows, whole).mean(), abs=2e-3
+    )
+    assert error(rows, fit(rows, Coefficients(), iterations=1)).mean() > error(rows, whole).mean()
+
+
+def test_estimated_devices_may_be_far_from_their_figures():
+    """A CPU three times as fast as it says, and as it could be were the figures a datasheet's."""
+    device, links = gpu("cpu"), links_of(gpu("cpu"), 4)
+    workload = Workload(
+        model=ModelSpec(num_layers=4, hidden_size=256, num_attention_heads=4, vocab_size=1024),
+        world_size=4,
+        global_batch_size=16,
+        seq_length=128,
+        device="cpu",
+    )
+    configs = [
+        TrialConfig(tensor_model_parallel_size=tp, micro_batch_size=mbs, precision="fp32") for tp in (1, 2, 4) for mbs in (1, 4)
+    ]
+    truth = Coefficients(gemm=2.0, attention=1.5)
+    rows = [Sample(Measured(workload, config, 1.0), device, links) for config in configs]
+    rows = [
+        Sample(Measured(workload, row.measured.config, float(second)), device, links)
+        for row, second in zip(rows, Predictor(rows)(truth), strict=True)
+    ]
+    assert error(rows, Coefficients()).mean() > 0.5
+    assert error(rows, fit(rows, Coefficients())).mean() < 0.05

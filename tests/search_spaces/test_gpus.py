@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from search_spaces.gpus import GpuSpec, gpu, gpu_names, link, links_of
+from search_spaces.gpus import GpuSpec, OwnHardware, gpu, gpu_names, link, links_of
 
 
 @pytest.mark.parametrize("name", gpu_names())
@@ -50,10 +50,10 @@ def test_a_precision_that_a_device_lacks_runs_wider():
 
 def test_own_gpu_and_link_come_first():
     entry = gpu("h100").model_dump(exclude={"name"}) | {"memory_gib": 96, "link": "mine", "source": "my machine"}
-    own = {"mine": {"bandwidth_gb_s": 10, "latency_us": 1, "source": "my machine"}}
-    device = gpu("my-h100", {"my-h100": entry})
+    own = OwnHardware.model_validate({"gpus": {"my-h100": entry}, "links": {"mine": {"bandwidth_gb_s": 10, "latency_us": 1}}})
+    device = gpu("my-h100", own.gpus)
     assert device.memory_gib == 96
-    assert links_of(device, 4, network="mine", own=own).between.bytes_per_s == 10e9
+    assert links_of(device, 4, network="mine", own=own.links).between.bytes_per_s == 10e9
 
 
 def test_unknown_names_are_refused():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from search_spaces.hf import FAMILIES, UnknownModelError
+from search_spaces.hf import FAMILIES, UnknownModelError, _with_defaults
 from search_spaces.model import ModelSpec
 from search_spaces.parameters import count_parameters
 
@@ -88,7 +89,49 @@ def test_unknown_architecture_is_an_error() -> None:
         ModelSpec.from_hf({"model_type": "mamba", "hidden_size": 1})
 
 
+@pytest.fixture
+def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without the extra [hf]."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+@pytest.mark.usefixtures("without_transformers")
 def test_missing_fields_are_named() -> None:
     config = {key: value for key, value in MODELS[0]["config"].items() if key != "intermediate_size"}
     with pytest.raises(UnknownModelError, match="lacks intermediate_size"):
         ModelSpec.from_hf(config)
+
+
+SHORT_GEMMA_3 = {
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},
+}
+"""google/gemma-3-4b-pt's config.json leaves heads, head size and vocabulary to the defaults of its class."""
+
+
+@pytest.mark.usefixtures("without_transformers")
+def test_defaults_of_a_class_are_not_guessed() -> None:
+    with pytest.raises(UnknownModelError, match="lacks num_attention_heads"):
+        ModelSpec.from_hf(SHORT_GEMMA_3)
+
+
+def test_defaults_of_a_class_come_from_transformers() -> None:
+    pytest.importorskip("transformers", reason="the extra [hf]")
+    spec = ModelSpec.from_hf(SHORT_GEMMA_3)
+    assert (spec.num_attention_heads, spec.num_query_groups, spec.head_size, spec.vocab_size) == (8, 4, 256, 262208)
+    assert spec.parameters == pytest.approx(3.880e9, rel=1e-3)
+
+
+def test_transformers_changes_no_published_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="the extra [hf]")
+    assert not [model["name"] for model in MODELS if len(_with_defaults(dict(model["config"]))) <= len(model["config"]) + 5]
+    filled = {model["name"]: ModelSpec.from_hf(model["config"]) for model in MODELS}
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert all(_with_defaults(dict(model["config"])) == model["config"] for model in MODELS)
+    assert filled == {model["name"]: ModelSpec.from_hf(model["config"]) for model in MODELS}
+
+
+def test_experts_under_the_name_that_transformers_5_saves() -> None:
+    model = next(model for model in MODELS if model["config"]["model_type"] == "qwen3_moe")
+    renamed = {("num_local_experts" if name == "num_experts" else name): value for name, value in model["config"].items()}
+    assert ModelSpec.from_hf(renamed) == ModelSpec.from_hf(model["config"])

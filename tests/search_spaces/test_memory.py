@@ -1,8 +1,6 @@
-"""The memory model by itself: one implementation for tables and rows, its parts, bounds, verdicts and speed."""
+"""The memory model by itself: one implementation for tables and rows, its parts, bounds and verdicts."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import pytest
@@ -10,10 +8,12 @@ import pytest
 from search_spaces import memory
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
-from search_spaces.memory import Kernels
-from search_spaces.memory.kernels import GIB
-from search_spaces.memory.stages import Pipeline, in_flight, pipelines, stage_counts, virtual_stages
+from search_spaces.distinct import distinct
+from search_spaces.memory import Software
+from search_spaces.memory.stages import Pipeline, in_flight, pipelines, stage_counts
+from search_spaces.memory.tables import GIB, flowing_bytes
 from search_spaces.model import ModelSpec, Workload
+from search_spaces.pipeline_stages import Split
 from search_spaces.space import SearchSpace
 
 LLAMA_70B = ModelSpec(
@@ -28,6 +28,9 @@ MIXTRAL = ModelSpec(
     vocab_size=32000,
     num_experts=8,
 )
+LATENT = MIXTRAL.model_copy(
+    update={"multi_latent_attention": True, "moe_shared_expert_intermediate_size": 4096, "mtp_num_layers": 1, "qk_layernorm": True}
+)
 PAIR = {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4, "use_distributed_optimizer": True}
 
 
@@ -37,7 +40,7 @@ def workload(model: ModelSpec = LLAMA_70B, world_size: int = 64, **fields: objec
     )
 
 
-def estimate(model: ModelSpec = LLAMA_70B, kernels: Kernels | None = None, **knobs: object) -> memory.MemoryTable:
+def estimate(model: ModelSpec = LLAMA_70B, kernels: Software | None = None, **knobs: object) -> memory.MemoryTable:
     return memory.estimate(Columns.of(workload(model), TrialConfig.model_validate({**PAIR, **knobs})), kernels)
 
 
@@ -92,20 +95,20 @@ def test_verdict_and_what_decides():
 @pytest.mark.parametrize(
     ("knobs", "kernels", "bytes_per_parameter"),
     [
-        ({"use_distributed_optimizer": False}, Kernels(), 2 + 4 + 12),
-        ({}, Kernels(), 2 + 4 + 12 / 2),
-        ({}, Kernels(grad_reduce_in_fp32=False), 2 + 2 + 12 / 2),
-        ({"precision": "fp16", "use_distributed_optimizer": False}, Kernels(), 20),
-        ({"precision": "fp32", "use_distributed_optimizer": False}, Kernels(), 16),
-        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, Kernels(), 2 + 4 + 6 / 2),
-        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}, Kernels(), 2 + 4 + 6 / 2),
-        ({"use_megatron_fsdp": True}, Kernels(), 18 / 2),
-        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, Kernels(), 2 + 4 / 2 + 12 / 2),
-        ({}, Kernels(trained=False), 2),
+        ({"use_distributed_optimizer": False}, Software(), 2 + 4 + 12),
+        ({}, Software(), 2 + 4 + 12 / 2),
+        ({}, Software(grad_reduce_in_fp32=False), 2 + 2 + 12 / 2),
+        ({"precision": "fp16", "use_distributed_optimizer": False}, Software(), 20),
+        ({"precision": "fp32", "use_distributed_optimizer": False}, Software(), 16),
+        ({"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}, Software(), 2 + 4 + 6 / 2),
+        ({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}, Software(), 2 + 4 + 6 / 2),
+        ({"use_megatron_fsdp": True}, Software(), 18 / 2),
+        ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads"}, Software(), 2 + 4 / 2 + 12 / 2),
+        ({}, Software(trained=False), 2),
     ],
 )
 def test_states_cost_what_megatrons_table_says(knobs, kernels, bytes_per_parameter):
-    plain = estimate(kernels=Kernels(trained=False)).by_component(0)["weights"] / 2
+    plain = estimate(kernels=Software(trained=False)).by_component(0)["weights"] / 2
     parts = estimate(kernels=kernels, **knobs).by_component(0)
     assert (parts["weights"] + parts["gradients"] + parts["optimizer"]) / plain == pytest.approx(bytes_per_parameter, rel=1e-6)
 
@@ -113,16 +116,15 @@ def test_states_cost_what_megatrons_table_says(knobs, kernels, bytes_per_paramet
 def test_eight_bit_weights_are_gathered_or_copied():
     plain = estimate().by_component(0)["weights"]
     gathered = estimate(
-        fp8_format="hybrid", fp8_recipe="tensorwise", fp8_param_gather=True, kernels=Kernels(fp8_transpose_cache=False)
+        fp8_format="hybrid", fp8_recipe="tensorwise", fp8_param_gather=True, kernels=Software(fp8_transpose_cache=False)
     )
     assert 0.5 < gathered.by_component(0)["weights"] / plain < 0.55
     assert 1.9 < estimate(fp8_format="hybrid").by_component(0)["weights"] / plain < 2.01
 
 
-def pipeline(**fields: object) -> Pipeline:
-    given = {"stages": 4, "chunks": 1, "micro_batches": 16, "group": 4, "layout": None, "first": 0, "last": 0}
-    rest = {"embedding_counts": 0, "loss_counts": 0, "recompute": 0, "recompute_layers": 1, "offloaded": 0, "extra_warm_up": 0}
-    return Pipeline(**{**given, **rest, **fields})  # type: ignore[arg-type]
+def pipeline(stages: int = 4, chunks: int = 1, micro_batches: int = 16) -> Pipeline:
+    split = Split(stages, chunks, first=0, last=0, layout=None, embedding_counts=False, loss_counts=False)
+    return Pipeline(split, micro_batches, group=4, recompute=0, recompute_layers=1, offloaded=0, extra_warm_up=0)
 
 
 def test_micro_batches_in_flight_without_interleaving():
@@ -136,18 +138,6 @@ def test_micro_batches_in_flight_with_interleaving():
     interleaved = pipeline(chunks=2)
     assert [in_flight(interleaved, stage) for stage in range(4)] == [[7, 4], [5, 4], [4, 3], [4, 1]]
     assert in_flight(pipeline(chunks=2, micro_batches=4), 0) == [4, 4]
-
-
-def test_layers_of_uneven_stages():
-    model = ModelSpec(num_layers=10, hidden_size=64, num_attention_heads=4, vocab_size=128)
-
-    def sizes(**fields: object) -> list[int]:
-        return [len(chunk.layers) for chunk in virtual_stages(model, pipeline(**fields))]
-
-    assert sizes(first=1, last=3) == [1, 3, 3, 3]
-    assert sizes(embedding_counts=1, loss_counts=1) == [2, 3, 3, 2]
-    assert sizes(layout="Et|tttt|tttt|tL") == [1, 4, 4, 1]
-    assert sizes(chunks=2, layout="Et|t|t|t|t|t|tt|ttL") == [1, 1, 1, 1, 1, 1, 2, 2]
 
 
 def test_tied_embeddings_are_copied_to_the_last_stage():
@@ -191,7 +181,7 @@ def test_a_capacity_bounds_what_experts_get():
     half = estimate(MIXTRAL, **moe, moe_expert_capacity_factor=0.5)
     double = estimate(MIXTRAL, **moe, moe_expert_capacity_factor=2.0, moe_pad_expert_input_to_capacity=True)
     assert half.by_component(0)["activations"] < free.by_component(0)["activations"] < double.by_component(0)["activations"]
-    balanced = estimate(MIXTRAL, Kernels(balanced_experts=True, gradient_accumulation_fusion=True), **moe)
+    balanced = estimate(MIXTRAL, Software(balanced_experts=True, gradient_accumulation_fusion=True), **moe)
     assert balanced.memory_gib[0] == free.memory_gib[0]
     assert balanced.upper_gib[0] < free.upper_gib[0]
 
@@ -206,7 +196,7 @@ def test_without_a_fused_kernel_the_scores_are_kept():
 def test_the_loss_decides_how_many_bytes_a_logit_takes():
     one = {"pipeline_model_parallel_size": 1, "micro_batch_size": 16}
     logits = {
-        loss: estimate(kernels=Kernels(cross_entropy=loss), **one).by_component(0)["logits"]
+        loss: estimate(kernels=Software(cross_entropy=loss), **one).by_component(0)["logits"]
         for loss in ("chunked", "te", "unfused", "torch")
     }
     assert sorted(logits, key=lambda loss: logits[loss]) == ["chunked", "te", "unfused", "torch"]
@@ -226,12 +216,41 @@ def test_a_laptop_has_no_context():
     assert found.context_gib[0] == 0
 
 
-def test_a_large_table_takes_little_time():
+def test_a_large_table_is_worked_out_by_combination(monkeypatch):
+    seen = {"pipelines": 0, "bytes": 0}
+
+    def pipelines_of(columns):
+        seen["pipelines"] += len(columns)
+        return pipelines(columns)
+
+    def bytes_of(columns, *arguments, **options):
+        seen["bytes"] += len(columns)
+        return flowing_bytes(columns, *arguments, **options)
+
+    monkeypatch.setattr("search_spaces.memory.stages.pipelines", pipelines_of)
+    monkeypatch.setattr("search_spaces.memory.flowing_bytes", bytes_of)
     table = SearchSpace(workload(world_size=512, global_batch_size=1024), "auto").table()
-    memory.estimate(table.columns)
-    start = time.process_time()
     found = memory.estimate(table.columns)
-    spent = time.process_time() - start
-    assert len(found) > 20_000
+    assert len(found) == len(table) > 20_000
     assert np.isfinite(found.upper_gib).all()
-    assert len(found) / spent > 200_000
+    assert seen["pipelines"] < len(table) / 2
+    assert seen["bytes"] < len(table) / 8
+
+
+@pytest.mark.parametrize("software", [Software(), Software(transformer_engine=False)], ids=["fused", "local"])
+@pytest.mark.parametrize("model", [LLAMA_70B, MIXTRAL, LATENT], ids=["dense", "experts", "latent"])
+def test_formulas_read_no_knob_that_is_not_declared(model, software, monkeypatch):
+    tables = []
+
+    def remember(columns, knobs):
+        found = distinct(columns, knobs)
+        found.columns.asked.clear()
+        tables.append((found.columns, set(knobs)))
+        return found
+
+    for module in ("memory", "memory.stages", "memory.outside"):
+        monkeypatch.setattr(f"search_spaces.{module}.distinct", remember)
+    estimate(model, software)
+    assert len(tables) == 6
+    for columns, declared in tables:
+        assert columns.asked <= declared <= set(memory.KNOBS)

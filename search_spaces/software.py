@@ -1,4 +1,4 @@
-"""Kernels: what a run's software decides about memory and no knob says; and the few coefficients that no formula gives.
+"""Software: what a run's software decides and no knob says.
 
 Not here: what a GPU has (`search_spaces.hardware`), and anything that depends on a model or a split.
 """
@@ -10,16 +10,6 @@ from typing import Literal, Self
 
 from search_spaces.model import Workload
 
-GIB = 2**30
-
-LOSS_BYTES = {"unfused": 4, "native": 8, "te": 0, "torch": 12}
-"""Bytes per logit that the loss holds beside the logits: one fp32 copy that becomes softmax and gradient in turn
-(tensor_parallel/cross_entropy.py), two where compiled functions do not write into their input (fusions/fused_cross_entropy.py),
-none in place (Transformer Engine, cross_entropy.py), or log-softmax and two gradients in fp32 (torch's cross_entropy)."""
-
-PARALLEL_LOSS_BYTES = 4
-"""The exponential that torch's loss makes besides where the vocabulary is sharded (torch.distributed.tensor.parallel.loss)."""
-
 FLASH_ATTENTION_ARCH = 8
 """Oldest CUDA architecture with a fused attention kernel (Transformer Engine, dot_product_attention/utils.py)."""
 
@@ -29,38 +19,9 @@ STEP_GRADIENT_BYTES_IN_CODE = 4.0
 STEP_GRADIENT_BYTES = 8.0
 """The same as measured: published peaks of Megatron-Bridge that recomputation does not lower, on three splits, are that step's."""
 
-CUBLAS_WORKSPACE_GIB = 0.07
-"""What torch allocates besides tensors of the model: cuBLAS and Transformer Engine workspaces of 32 MiB each (Transformer Engine,
-module/base.py get_cublas_workspace_size_bytes on architecture 9), masks and scalars."""
-
-CONTEXT_GIB = 0.6
-"""CUDA context with loaded kernels, outside torch's allocator: 0.4 to 0.7 GiB (PyTorch documentation, CUDA semantics, memory)."""
-
-NCCL_GIB_PER_GROUP = 0.2
-"""Buffers of one NCCL communicator: 4 MiB for each of up to 24 channels and 2 directions (NCCL user guide, NCCL_BUFFSIZE)."""
-
-FRAGMENTATION = 0.02
-"""Reserved but unused share of what is allocated, expected."""
-
-FRAGMENTATION_UPPER = 0.03
-"""The same, at most, where activations are freed in the order in which they came."""
-
-FRAGMENTATION_UPPER_INTERLEAVED = 0.35
-"""The same with the interleaved schedule and fixed segments, where micro-batches of several chunks are freed between others: runs
-with 59 GiB allocated fail on 80 GB boards and run with expandable segments (Megatron-Bridge). At most what comes and goes."""
-
-FRAGMENTATION_UPPER_EXPANDABLE = 0.03
-"""The same with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PyTorch documentation, CUDA semantics, memory)."""
-
-MODEL_ERROR_UPPER = 0.03
-"""This model's own error on allocated bytes, from published peaks (docs/memory.md)."""
-
-IMBALANCE_UPPER = 1.5
-"""Tokens of the fullest expert rank over the mean where nothing balances them: measured peaks grow by 19 to 26 % over a run."""
-
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class Software:
     """The software of a run, as far as it changes what is kept in memory.
 
     Attributes:
@@ -94,7 +55,7 @@ class Kernels:
 
     @classmethod
     def of(cls, workload: Workload) -> Self:
-        """The kernels that a run of this workload gets where nothing else is said."""
+        """The software that a run of this workload gets where nothing else is said."""
         cuda = workload.device == "cuda"
         return cls(
             transformer_engine=cuda,

@@ -1,0 +1,147 @@
+"""Why the winner won, and what is left: importance of knobs, one-step sensitivity around it, and the next thing to try."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import optuna
+from optuna.distributions import IntDistribution
+from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+from autotune.objective import THROUGHPUT
+from autotune.records import TrialRecord
+from launchers.outcome import Outcome
+from search_spaces.candidates import CandidateTable
+
+Floats = npt.NDArray[np.float64]
+
+_FEWEST_FOR_IMPORTANCE = 8
+_BROAD = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A candidate that differs from the winner in one knob, by one choice.
+
+    Attributes:
+        knob: That knob.
+        value: Its value there.
+        ratio: Its tokens/s over the winner's.
+        origin: Whether that was measured, or is what physics predicts; predictions of both are compared then.
+        row: Its row in the table.
+    """
+
+    knob: str
+    value: Any
+    ratio: float
+    origin: Literal["measured", "predicted"]
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a study tells beside its winner.
+
+    Attributes:
+        importance: Share of the variance of ln(tokens/s) over the measured trials that each knob explains, largest first
+            (functional ANOVA, Hutter et al. 2014, as in Optuna); empty with fewer than eight measured trials.
+        neighbours: One step from the winner, best first.
+        next_to_try: The untried neighbour of which most is predicted; None where all were tried or nothing is predicted.
+    """
+
+    importance: dict[str, float]
+    neighbours: tuple[Neighbour, ...]
+    next_to_try: Neighbour | None
+
+    @property
+    def shape(self) -> Literal["broad", "sharp", "unknown"]:
+        """Whether the median step away from the winner costs less than 3 %."""
+        if not self.neighbours:
+            return "unknown"
+        return "broad" if np.median([neighbour.ratio for neighbour in self.neighbours]) > 1 - _BROAD else "sharp"
+
+
+def explain(
+    winner: TrialRecord, records: Sequence[TrialRecord], table: CandidateTable, predicted: Floats | None = None
+) -> Explanation:
+    """Explain a winner.
+
+    Args:
+        winner: A completed trial.
+        records: All ended trials of its study.
+        table: The candidates.
+        predicted: Tokens/s per GPU that physics predicts for every row, float (rows,); none = nothing is predicted.
+    """
+    measured = _measured(records, table)
+    neighbours = _neighbours(winner, measured, table, predicted)
+    untried = [neighbour for neighbour in neighbours if neighbour.origin == "predicted" and not _tried(records, table, neighbour)]
+    return Explanation(_importance(measured, table), tuple(neighbours), untried[0] if untried else None)
+
+
+def _measured(records: Sequence[TrialRecord], table: CandidateTable) -> dict[int, float]:
+    """Median tokens/s per GPU by row, over the runs of each."""
+    values: dict[int, list[float]] = {}
+    for record in records:
+        row = table.find(record.config) if record.outcome is Outcome.COMPLETED else None
+        if row is not None:
+            values.setdefault(row, []).append(record.metrics[THROUGHPUT])
+    return {row: float(np.median(runs)) for row, runs in values.items()}
+
+
+def _tried(records: Sequence[TrialRecord], table: CandidateTable, neighbour: Neighbour) -> bool:
+    config = table.config(neighbour.row)
+    return any(record.config == config and record.outcome is not Outcome.LOST for record in records)
+
+
+def _neighbours(
+    winner: TrialRecord, measured: dict[int, float], table: CandidateTable, predicted: Floats | None
+) -> list[Neighbour]:
+    here = table.find(winner.config)
+    if here is None:
+        return []
+    found = []
+    for row, column in _one_step(table.index_matrix, here):
+        knob = table.knobs[column]
+        value = table.choices[knob][table.index_matrix[row, column]]
+        if row in measured:
+            found.append(Neighbour(knob, value, measured[row] / winner.metrics[THROUGHPUT], "measured", row))
+        elif predicted is not None:
+            found.append(Neighbour(knob, value, float(predicted[row] / predicted[here]), "predicted", row))
+    return sorted(found, key=lambda neighbour: -neighbour.ratio)
+
+
+def _one_step(matrix: npt.NDArray[np.int16], here: int) -> list[tuple[int, int]]:
+    """(row, column) of candidates that differ in one column, to the nearest choice on either side that exists."""
+    shift = matrix - matrix[here]
+    single = np.flatnonzero((shift != 0).sum(axis=1) == 1)
+    nearest: dict[tuple[int, bool], tuple[int, int]] = {}
+    for row in single.tolist():
+        column = int(np.flatnonzero(shift[row])[0])
+        side, step = (column, bool(shift[row, column] > 0)), abs(int(shift[row, column]))
+        if side not in nearest or step < nearest[side][0]:
+            nearest[side] = (step, row)
+    return [(row, column) for (column, _), (_, row) in nearest.items()]
+
+
+def _importance(measured: dict[int, float], table: CandidateTable) -> dict[str, float]:
+    """By knob, among those that vary over the measured rows."""
+    rows = list(measured)
+    varying = [column for column in range(len(table.knobs)) if len(set(table.index_matrix[rows, column].tolist())) > 1]
+    if len(rows) < _FEWEST_FOR_IMPORTANCE or len(varying) < 2:
+        return {}
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        table.knobs[column]: IntDistribution(0, len(table.choices[table.knobs[column]]) - 1) for column in varying
+    }
+    study = optuna.create_study(direction="maximize")
+    for row in rows:
+        params = {table.knobs[column]: int(table.index_matrix[row, column]) for column in varying}
+        study.add_trial(optuna.create_trial(value=float(np.log(measured[row])), params=params, distributions=space))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+    return dict(shares)

@@ -1,0 +1,78 @@
+"""What a study's pools are made of: shipped figures, the study's own entries, and links between nodes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from autotune.errors import SpecError
+from autotune.spec_errors import nearest, wrong
+from search_spaces import gpus
+from search_spaces.gpus import GpuSpec, OwnHardware
+from search_spaces.hardware import PoolSpec
+from search_spaces.prediction import Machines
+
+_NO_OWN = OwnHardware()
+
+
+def machines_of(pool: PoolSpec, own: OwnHardware = _NO_OWN, network: str | None = None, field: str = "") -> Machines:
+    """The figures of a pool's GPU and links, with the shipped coefficients.
+
+    Args:
+        pool: The pool.
+        own: The study's own devices and links.
+        network: Link between the nodes, in place of the pool's.
+        field: What named the GPU, for the message; none = the pool.
+
+    Raises:
+        SpecError: the GPU or the network is unknown.
+    """
+    device = find_gpu(pool.gpu, field or f"pools.{pool.name}.gpu", own)
+    if network is not None and network not in _links(own):
+        raise SpecError("--network", network, "is not a known link", nearest(network, _links(own)))
+    return Machines.shipped(device, pool.gpus_per_node, network or pool.network, own_links=own.links)
+
+
+def find_gpu(name: str, field: str, own: OwnHardware = _NO_OWN) -> GpuSpec:
+    """A GPU by its name in the study or in hardware.yaml, or by a shorthand.
+
+    Raises:
+        SpecError: there is none; the nearest names are in the hint.
+    """
+    try:
+        return gpus.gpu(name, own.gpus)
+    except KeyError:
+        raise SpecError(field, name, "is not a known GPU", _near(name, own)) from None
+
+
+def check_hardware(own: OwnHardware, pools: Sequence[PoolSpec]) -> None:
+    """For the study's validator: every link that a device or a pool names exists, and only `cpu` is a CPU.
+
+    Raises:
+        PydanticCustomError: with the field below the study.
+    """
+    for name, device in own.gpus.items():
+        if (device.vendor == "cpu") != (name == "cpu"):
+            hint = "name the entry `cpu`, or give the vendor that makes the device: nvidia or amd"
+            raise wrong(f"hardware.gpus.{name}.vendor", device.vendor, "ranks on a CPU are the entry `cpu`, and no other", hint)
+        for place in ("link", "host_link"):
+            _check_link(f"hardware.gpus.{name}.{place}", getattr(device, place), own)
+    for position, pool in enumerate(pools):
+        if pool.network is not None:
+            _check_link(f"pools[{position}].network", pool.network, own)
+
+
+def _check_link(field: str, name: str, own: OwnHardware) -> None:
+    if name not in _links(own):
+        raise wrong(field, name, "is not a known link", f"{nearest(name, _links(own))}; or describe it under hardware.links")
+
+
+def _links(own: OwnHardware) -> tuple[str, ...]:
+    return (*own.links, *gpus.link_names())
+
+
+def _near(name: str, own: OwnHardware) -> str:
+    """The known GPUs whose names are nearest, or all of them; how to describe another."""
+    known = (*own.gpus, *gpus.gpu_names(), *gpus.gpu_aliases())
+    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(near)}?" if near else f"describe it under hardware.gpus; known: {', '.join(known)}"

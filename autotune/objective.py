@@ -1,0 +1,110 @@
+"""Objective: what a measured trial is worth, and which bounds its measurement crosses.
+
+The score is scale-free, relative to the measured reference (the baseline): the sum over terms of
+`weight x ln(metric / reference)`, and of `weight x (metric - reference)` for metrics that may be zero. Limits are never part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autotune.spec_parts import Bound
+from search_spaces.legality import Violation
+
+THROUGHPUT = "tokens_per_s_per_gpu"
+DEFAULT_WEIGHTS: Mapping[str, float] = {THROUGHPUT: 1.0, "gpu_peak_power_w_1s": -0.1, "throttle_fraction": -1.0}
+"""Ten per cent less peak power weighs as one per cent more throughput; a run throttled half of the time loses 39 % of its worth."""
+
+_MAY_BE_ZERO = ("_fraction", "_events", "_events_per_minute", "_cv")
+_MOST_SLACK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Terms that are summed, and limits that bind the answer.
+
+    Attributes:
+        weights: Weight by metric name; positive where more is better.
+        limits: Bounds by metric name.
+        reference: Metrics of the reference measurement.
+    """
+
+    weights: Mapping[str, float]
+    limits: Mapping[str, Bound]
+    reference: Mapping[str, float]
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """Metrics that the score is made of: those that the reference has."""
+        return tuple(name for name in self.weights if _usable(name, self.reference.get(name)))
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """Metrics with a weight that the reference does not have: they cannot be measured here."""
+        return tuple(name for name in self.weights if name not in self.terms)
+
+    def parts(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What every term adds to the score; a term that this trial could not measure is left out."""
+        return {name: self.weights[name] * _change(name, metrics[name], self.reference[name]) for name in self._measured(metrics)}
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """The sum of the terms, 0 for the reference itself; higher is better."""
+        return sum(self.parts(metrics).values())
+
+    def violations(self, metrics: Mapping[str, float]) -> list[Violation]:
+        """Limits that the measurement crosses, and terms or limits that it lacks although the reference has them."""
+        lacking = [name for name in self.terms if name not in self._measured(metrics)]
+        crossed = [violation for name, bound in self.limits.items() if (violation := _crossed(name, bound, metrics.get(name)))]
+        return [Violation(f"{name}_not_measured", 1.0, f"{name} was not measured in this trial") for name in lacking] + crossed
+
+    def slack(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """How far each limit is away, as a share of it: negative where it is crossed. Limits without a measurement are left out."""
+        return {name: -excess(bound, metrics[name]) for name, bound in self.limits.items() if name in metrics}
+
+    def infeasibility(self, metrics: Mapping[str, float]) -> float:
+        """Optuna's constraint of a completed trial: the largest relative excess over a limit, from -1; at most 0 within all."""
+        violations = self.violations(metrics)
+        if violations:
+            return max(violation.amount for violation in violations)
+        return max([-_MOST_SLACK, *(-slack for slack in self.slack(metrics).values())])
+
+    def unmeasurable(self) -> list[str]:
+        """Limits whose metric the reference lacks: nothing can be shown to keep them."""
+        return [name for name in self.limits if name not in self.reference]
+
+    def _measured(self, metrics: Mapping[str, float]) -> list[str]:
+        return [name for name in self.terms if _usable(name, metrics.get(name))]
+
+
+def excess(bound: Bound, value: float) -> float:
+    """How far a value is beyond its bound, relative to the bound (absolute for a bound of 0); negative within it."""
+    over = [_relative(value - bound.max, bound.max)] if bound.max is not None else []
+    under = [_relative(bound.min - value, bound.min)] if bound.min is not None else []
+    return max(over + under)
+
+
+def _relative(difference: float, bound: float) -> float:
+    return difference / abs(bound) if bound else difference
+
+
+def _crossed(name: str, bound: Bound, value: float | None) -> Violation | None:
+    if value is None:
+        return Violation(f"limit_{name}", 1.0, f"{name} was not measured, so its limit ({bound}) is not shown to hold")
+    amount = excess(bound, value)
+    if amount <= 0:
+        return None
+    return Violation(f"limit_{name}", amount, f"{name} {value:,.6g} is {amount:.1%} beyond its limit ({bound})")
+
+
+def _usable(name: str, value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and (value > 0 or _linear(name))
+
+
+def _change(name: str, value: float, reference: float) -> float:
+    return value - reference if _linear(name) else math.log(value / reference)
+
+
+def _linear(name: str) -> bool:
+    return name.endswith(_MAY_BE_ZERO)

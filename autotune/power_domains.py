@@ -1,0 +1,54 @@
+"""Power domains as a tree: which nodes draw from which, and mistakes in a study's list of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from autotune.spec_errors import nearest, wrong
+from autotune.spec_parts import PowerDomain
+from search_spaces.hardware import PoolSpec
+
+
+def nodes_fed(domain: PowerDomain, pool: PoolSpec, domains: Sequence[PowerDomain]) -> int:
+    """Nodes of a trial on `pool` that draw from `domain`, at most."""
+    if isinstance(domain.nodes, int):
+        return min(domain.nodes, pool.nodes)
+    inner = {other.name: other for other in domains}
+    fed = sum(nodes_fed(inner[name], pool, domains) for name in domain.nodes if name in inner)
+    return pool.nodes if pool.name in domain.nodes else min(fed, pool.nodes)
+
+
+def check_domains(domains: Sequence[PowerDomain], pools: Sequence[PoolSpec]) -> None:
+    """For the study's validator: names are known and differ, nothing is in two domains, and none is in itself.
+
+    Raises:
+        PydanticCustomError: with the field below the study.
+    """
+    names, pool_names = [domain.name for domain in domains], [pool.name for pool in pools]
+    for position, name in enumerate(names):
+        if name in names[:position] or name in pool_names:
+            hint = "every domain and every pool needs a name of its own"
+            raise wrong(f"power_domains[{position}].name", name, "is the name of another domain or pool", hint)
+    listed: Counter[str] = Counter()
+    for position, domain in enumerate(domains):
+        for name in domain.nodes if not isinstance(domain.nodes, int) else ():
+            field = f"power_domains[{position}].nodes"
+            if name not in names and name not in pool_names:
+                raise wrong(field, name, "is neither a pool nor a power domain", nearest(name, [*pool_names, *names]))
+            listed[name] += 1
+            if listed[name] > 1:
+                raise wrong(field, name, "is in more than one place", "name it once, in the domain right above it")
+    _check_no_circle({domain.name: domain for domain in domains})
+
+
+def _check_no_circle(domains: Mapping[str, PowerDomain]) -> None:
+    """Each is listed once at most, so that a walk upwards meets its start again or ends."""
+    above = {name: outer.name for outer in domains.values() if not isinstance(outer.nodes, int) for name in outer.nodes}
+    for position, name in enumerate(domains):
+        outer, seen = above.get(name), {name}
+        while outer is not None and outer not in seen:
+            seen.add(outer)
+            outer = above.get(outer)
+        if outer is not None:
+            raise wrong(f"power_domains[{position}].nodes", name, "is inside itself", "list only what is below a domain")

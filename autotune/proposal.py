@@ -1,0 +1,50 @@
+"""A trial between Optuna's ask and tell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import optuna
+
+from autotune.records import Phase, TrialRecord
+from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
+from search_spaces.legality import Violation
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A trial to launch.
+
+    Attributes:
+        trial: Optuna's trial, RUNNING.
+        config: What to run.
+        phase: Why.
+        proposed_s: Unix time.
+        predicted: What is predicted of it, as metrics.
+        beaten_s: Step seconds that it has to reach to be of use; None = it runs to its end.
+    """
+
+    trial: optuna.Trial
+    config: TrialConfig
+    phase: Phase
+    proposed_s: float
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    beaten_s: float | None = None
+
+    def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
+        """The record of its end, now."""
+        return TrialRecord(
+            study=study,
+            number=self.trial.number,
+            phase=self.phase,
+            config=self.config,
+            argv=tuple(self.config.argv()),
+            outcome=outcome,
+            detail=detail,
+            violations=violations,
+            started_s=self.proposed_s,
+            ended_s=time.time(),
+        )

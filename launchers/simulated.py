@@ -1,0 +1,97 @@
+"""The program of a simulated trial: reports steps and GPU samples through the same pipe as a real one, in virtual time.
+
+It runs as the only rank of a trial, on the driver's machine, whatever the size of the pool that it stands for; what the twin
+hides was worked out by `launchers.twins` before. Needs numpy and the standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from launchers.base import RankContext, StepRecord
+from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, Throttle
+from launchers.soak import Demand, Floats, Gpus, Soak, generator, soak
+
+_PERIOD_S = 0.1
+_MOST_SAMPLES = 20_000
+_FEWEST_PER_STEP = 2
+_SAMPLES_PER_EVENT = 8
+_FLAKY, _BRAKED = 0.01, 0.01
+_LOSS, _LEARNING = 10.0, 0.02
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it."""
+
+
+def main(job: dict[str, Any], context: RankContext) -> None:
+    """Play one trial."""
+    load, luck = Demand(**job["load"]), generator(job["run_seed"], "luck")
+    if load.memory_gib > job["gpu"]["memory_gib"]:
+        raise OutOfMemoryError(f"CUDA out of memory: {load.memory_gib:.1f} of {job['gpu']['memory_gib']:.1f} GiB (simulated)")
+    if luck.random() < _FLAKY:
+        os.kill(os.getpid(), signal.SIGKILL)
+    braked = int(luck.integers(job["nodes"])) if luck.random() < _BRAKED else None
+    gpus = Gpus.of(job["gpu"], job["nodes"], job["gpus_per_node"], job["pool_seed"], braked)
+    played = soak(load, gpus, job["steps"], job["run_seed"], job["limit_w"], job["clock"])
+    start_s = time.time()
+    readings = _samples(job, gpus, played, start_s)
+    while samples := [sample.to_dict() for sample in islice(readings, _SAMPLES_PER_EVENT)]:
+        context.emit({"event": SAMPLES_EVENT, "samples": samples})
+    for iteration, (end_s, step_s) in enumerate(zip(played.end_s, played.step_s, strict=True), start=1):
+        loss = _LOSS * math.exp(-_LEARNING * iteration)
+        step = StepRecord(iteration, start_s + end_s, step_s, loss, 1.0, job["tokens"], load.memory_gib)
+        context.emit({"event": "step", **step.to_dict()})
+
+
+def _samples(job: dict[str, Any], gpus: Gpus, played: Soak, start_s: float) -> Iterator[GpuSample]:
+    """Readings of all GPUs, every tenth of a second or as seldom as their number allows; a step's busy stretches come first."""
+    share = job["load"]["clocked"]
+    count, energy_j = len(gpus.silicon), np.zeros(len(gpus.silicon))
+    begin_s = 0.0
+    for step, end_s in enumerate(played.end_s):
+        wanted = max(_FEWEST_PER_STEP, int((end_s - begin_s) / _PERIOD_S))
+        instants = np.linspace(0.0, 1.0, max(_FEWEST_PER_STEP, min(wanted, _MOST_SAMPLES // (count * len(played.end_s)))) + 1)[1:]
+        quiet_w = _quiet(played.mean_w[step], played.burst_w[step], share)
+        for place in instants:
+            watts = played.burst_w[step] if place <= max(share, instants[0]) else quiet_w
+            now_s = begin_s + place * (end_s - begin_s)
+            so_far_j = energy_j + played.mean_w[step] * (now_s - begin_s)
+            for gpu in range(count):
+                yield _sample(job, played, step, gpu, start_s + now_s, float(watts[gpu]), float(so_far_j[gpu]))
+        energy_j, begin_s = energy_j + played.mean_w[step] * (end_s - begin_s), end_s
+
+
+def _quiet(mean_w: Floats, burst_w: Floats, share: float) -> Floats:
+    """Watts between the busy stretches, so that the mean holds."""
+    return np.maximum((mean_w - share * burst_w) / max(1.0 - share, 0.05), 0.0)
+
+
+def _sample(job: dict[str, Any], played: Soak, step: int, gpu: int, time_s: float, watts: float, energy_j: float) -> GpuSample:
+    """One reading of one GPU."""
+    own = job["gpu"]
+    seconds = (
+        (Throttle.POWER_CAP, played.cap_s),
+        (Throttle.SW_THERMAL, played.thermal_s),
+        (Throttle.POWER_BRAKE, played.brake_s),
+    )
+    return GpuSample(
+        time_s=time_s,
+        gpu=f"SIMULATED-{gpu // job['gpus_per_node']}-{gpu % job['gpus_per_node']}",
+        power_w=round(watts, 1),
+        energy_j=round(energy_j, 1),
+        sm_clock_mhz=round(float(played.clock[step][gpu]) * own["clock_mhz"]),
+        temperature_c=round(float(played.temperature_c[step][gpu]), 1),
+        utilization=1.0,
+        memory_used_gib=round(job["load"]["memory_gib"], 2),
+        power_limit_w=job["limit_w"] or own["tdp_w"],
+        throttle_s={reason: round(float(so_far[step][gpu]), 2) for reason, so_far in seconds},
+    )

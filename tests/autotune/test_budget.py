@@ -1,0 +1,48 @@
+"""Every budget ends a study with its own reason; refused proposals cost nothing, lost trials cost time but no trial."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.budget import Spent, spent, used_up
+from autotune.records import Phase, TrialRecord
+from autotune.spec_parts import Budget
+from launchers.outcome import Outcome
+from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+
+
+def record(outcome: Outcome, seconds: float, phase: Phase = Phase.EXPLORE, **metrics: float) -> TrialRecord:
+    return TrialRecord("s", 0, phase, TrialConfig(), (), outcome, metrics=metrics, started_s=100.0, ended_s=100.0 + seconds)
+
+
+def test_what_is_counted() -> None:
+    pool = PoolSpec(name="p", gpu="cpu", nodes=2, gpus_per_node=4, usd_per_gpu_hour=3.0)
+    records = [
+        record(Outcome.COMPLETED, 900.0, pool_gpu_energy_j=1.8e6),
+        record(Outcome.OOM, 450.0, pool_gpu_energy_j=1.8e6),
+        record(Outcome.LOST, 450.0),
+        record(Outcome.REFUSED, 9000.0),
+        record(Outcome.COMPLETED, 1800.0, Phase.CONFIRM),
+    ]
+    shown = spent(records, pool)
+    assert shown == Spent(trials=2, gpu_hours=pytest.approx(8.0), energy_kwh=pytest.approx(1.0), usd=pytest.approx(24.0))
+
+
+def test_energy_and_money_are_unknown_not_zero() -> None:
+    shown = spent([record(Outcome.COMPLETED, 10.0)], PoolSpec(name="p", gpus_per_node=1))
+    assert shown.energy_kwh is None and shown.usd is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"trials": 3}, "budget: 3 trials"),
+        ({"gpu_hours": 2.0}, "budget: 2.5 GPU-hours"),
+        ({"energy_kwh": 0.5}, "budget: 0.7 kWh"),
+        ({"usd": 10.0}, "budget: 10 USD"),
+        ({"trials": 4, "gpu_hours": 3.0, "energy_kwh": 1.0, "usd": 11.0}, ""),
+    ],
+)
+def test_each_budget_has_its_reason(fields: dict[str, float], reason: str) -> None:
+    assert used_up(Budget(**fields), Spent(3, 2.5, 0.7, 10.0)) == reason

@@ -1,0 +1,159 @@
+"""A study explores within its budget, confirms the best, and answers within its limits or says why it cannot."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from optuna.storages import InMemoryStorage
+from rich.console import Console
+
+from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
+from autotune.records import Phase, TrialResult
+from autotune.report import final_report
+from launchers.outcome import Outcome
+from tests.autotune.study_cases import completed, failed, open_pool, record, run_to_end, step_seconds, study_spec
+
+CONFIRM: dict[str, Any] = {"confirm": {"top": 2, "repeats": 3}, "budget": {"trials": 12}}
+
+
+def measured(proposal: Proposal) -> TrialResult:
+    return completed(step_seconds(proposal.config))
+
+
+def text(study: PoolStudy) -> str:
+    console = Console(width=400, file=io.StringIO())
+    console.print(final_report([study.results()], 2))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_exploring_is_followed_by_confirming_and_ends_with_its_own_reason() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    proposals = run_to_end(study, measured)
+    phases = Counter(proposal.phase for proposal in proposals)
+    assert study.launched == phases[Phase.BASELINE] + phases[Phase.EXPLORE] == 12
+    runs = Counter(proposal.config for proposal in proposals if proposal.phase is Phase.CONFIRM)
+    assert set(runs.values()) == {3} and len(runs) >= 2
+    assert study.end_reason == "budget: 12 trials"
+    assert study.best is not None and study.best.phase is Phase.CONFIRM
+    assert study.results().best == study.best
+    assert "runs in turns" in text(study)
+
+
+def test_the_winner_is_one_of_the_confirmed_although_another_explored_better() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    lucky: list[Proposal] = []
+
+    def flattered(proposal: Proposal) -> TrialResult:
+        if proposal.phase is Phase.EXPLORE and not lucky:
+            lucky.append(proposal)
+        luck = 0.01 if lucky and proposal.config == lucky[0].config and proposal.phase is Phase.EXPLORE else 1.0
+        worse = 3.0 if lucky and proposal.config == lucky[0].config else 1.0
+        return completed(luck * worse * step_seconds(proposal.config))
+
+    run_to_end(study, flattered)
+    assert study.best is not None and study.best.config != lucky[0].config
+    assert max(study.records, key=lambda ended: ended.value or 0.0).config == lucky[0].config
+
+
+def test_nothing_within_the_limits_is_said_with_the_nearest_and_by_how_much() -> None:
+    study = open_pool(study_spec(limits={"step_time_s": {"max": 1e-4}}, **CONFIRM))
+    run_to_end(study, measured)
+    assert study.best is None
+    nearest = study.results().nearest
+    assert nearest is not None
+    fastest = min(ended.metrics["step_time_s"] for ended in study.records if ended.metrics)
+    assert nearest.metrics["step_time_s"] == fastest
+    assert "No configuration keeps the limits" in text(study) and "beyond its limit (at most 0.0001)" in text(study)
+    assert not any(ended.phase is Phase.CONFIRM for ended in study.records if ended.config != nearest.config and ended.violations)
+
+
+def test_a_trial_over_a_limit_is_completed_infeasible_and_never_best() -> None:
+    bound = sorted(step_seconds(row) for row in _rows())[len(_rows()) // 2]
+    study = open_pool(study_spec(limits={"step_time_s": {"min": bound}}, **{**CONFIRM, "budget": {"trials": 36}}))
+    run_to_end(study, measured)
+    over = [ended for ended in study.records if ended.violations and ended.outcome is Outcome.COMPLETED]
+    assert over and all(violation.name == "limit_step_time_s" for ended in over for violation in ended.violations)
+    assert study.best is not None and study.best.metrics["step_time_s"] >= bound
+
+
+def _rows() -> list[Any]:
+    table = open_pool(study_spec()).table
+    return [table.config(row) for row in range(len(table))]
+
+
+def test_a_limit_that_nothing_here_measures_ends_the_study_after_the_baseline() -> None:
+    study = open_pool(study_spec(limits={"gpu_peak_power_w_1s": {"max": 700.0}}, **CONFIRM))
+    assert len(run_to_end(study, measured)) == 1
+    assert study.end_reason == "limits: gpu_peak_power_w_1s cannot be measured on pool laptop"
+
+
+@pytest.mark.parametrize("stop_after", [12, 13, 16])
+def test_a_resumed_study_confirms_only_what_is_missing(stop_after: int) -> None:
+    storage = InMemoryStorage()
+    spec = study_spec(**CONFIRM)
+    first = open_pool(spec, storage)
+    for _ in range(stop_after):
+        proposal = first.propose()
+        assert proposal is not None
+        first.finish(proposal, measured(proposal))
+    second = open_pool(spec, storage)
+    run_to_end(second, measured)
+    runs = Counter(ended.config for ended in second.records if ended.phase is Phase.CONFIRM)
+    assert set(runs.values()) == {3}
+    assert second.launched == 12
+
+
+def test_one_that_fails_when_confirmed_gives_its_place_to_the_next() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    dropped: list[Any] = []
+
+    def brittle(proposal: Proposal) -> TrialResult:
+        if proposal.phase is Phase.CONFIRM and (not dropped or proposal.config == dropped[0]):
+            dropped[:] = [proposal.config]
+            return failed(Outcome.OOM)
+        return measured(proposal)
+
+    run_to_end(study, brittle)
+    assert study.best is not None and study.best.config != dropped[0]
+    runs = Counter(ended.config for ended in study.records if ended.phase is Phase.CONFIRM and ended.outcome is Outcome.COMPLETED)
+    assert len(runs) >= 2 and runs[dropped[0]] == 0
+    assert record(study, 0).phase is Phase.BASELINE
+
+
+def test_a_confirming_run_that_is_lost_again_and_again_is_given_up_not_repeated_forever() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    unlucky: list[Any] = []
+
+    def lost(proposal: Proposal) -> TrialResult:
+        if proposal.phase is Phase.CONFIRM and (not unlucky or proposal.config == unlucky[0]):
+            unlucky[:] = [proposal.config]
+            return TrialResult(Outcome.LOST, "the node went away")
+        return measured(proposal)
+
+    proposals = run_to_end(study, lost)
+    assert sum(proposal.config == unlucky[0] and proposal.phase is Phase.CONFIRM for proposal in proposals) == 3
+    assert study.end_reason.startswith(("budget", "infrastructure"))
+
+
+def test_exploring_ends_early_enough_for_confirming_within_the_wall_time() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    for _ in range(4):
+        proposal = study.propose()
+        assert proposal is not None
+        proposal = replace(proposal, proposed_s=proposal.proposed_s - 10.0)
+        study.finish(proposal, measured(proposal))
+    # Three contenders three times each, twice as long as the 10 s that a trial takes, are 180 s; at most a third is kept for them.
+    study.deadline_s = time.time() + 190.0
+    following = study.propose()
+    assert following is not None and following.phase is Phase.EXPLORE
+    study.finish(following, measured(following))
+    study.deadline_s = time.time() + 1.0
+    study._opened_s = study.deadline_s - 600.0
+    following = study.propose()
+    assert following is not None and following.phase is Phase.CONFIRM
