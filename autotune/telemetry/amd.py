@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.telemetry.base import ALL_FIELDS, Fields, Gpu, GpuInfo, GpuProcess, PowerLimitError, TelemetryError
-from autotune.telemetry.counters import EnergyCounter, plausible_power_w
+from autotune.telemetry.base import ALL_FIELDS, FAST_FIELDS, Fields, Gpu, GpuInfo, GpuProcess, PowerLimitError, TelemetryError
+from autotune.telemetry.counters import EnergyCounter, number, plausible_power_w
 from autotune.telemetry.kfd import hip_order
 from autotune.telemetry.readings import Failure, Fault, Readings
 from autotune.telemetry.violations import ViolationSeconds
@@ -29,7 +29,6 @@ with contextlib.redirect_stdout(io.StringIO()) as _said:  # the package prints w
 
 _GIB = 1024**3
 _MIB_PER_GIB = 1024.0
-_ALL_ONES_16 = 0xFFFF
 _TWO_DIES = ("mi250",)
 # amdsmi_status_t of amdsmi.h.
 _FAULTS = {
@@ -50,13 +49,6 @@ def _translate(error: Exception) -> Failure:
 
 
 _ERRORS = (amdsmi.AmdSmiException, ValueError, KeyError, AttributeError)
-
-
-def number(value: Any) -> float | None:
-    """What AMD SMI answers as a number; None for "N/A" and for fields that are all ones."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or value == _ALL_ONES_16:
-        return None
-    return float(value)
 
 
 def open_all(topology: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> list[Gpu]:
@@ -95,15 +87,18 @@ def _mismatch(package: str, rocm: Path) -> str:
 
 
 def _join_dies(gpus: list[AmdGpu]) -> None:
-    """The two dies of an MI250 sit side by side on the bus and share one package's power."""
+    """The two dies of an MI250 follow each other on the bus and share one package's power, which the first one tells.
+
+    A die that tells none and follows none that does is alone: its partner is hidden from this process.
+    """
     waiting: AmdGpu | None = None
     for gpu in sorted(gpus, key=lambda gpu: gpu.info.pci_bus_id):
         if not any(name in gpu.info.name.lower() for name in _TWO_DIES):
             continue
-        if waiting is None:
-            waiting = gpu
-        else:
+        if waiting is not None and waiting.tells_power:
             gpu.package, waiting = waiting.info.uuid, None
+        else:
+            waiting = gpu
 
 
 class AmdGpu:
@@ -144,7 +139,6 @@ class AmdGpu:
         clock = get("max_sm_clock_mhz", amdsmi.amdsmi_get_clock_info, handle, amdsmi.AmdSmiClkType.GFX) or {}
         memory = get("max_memory_clock_mhz", amdsmi.amdsmi_get_clock_info, handle, amdsmi.AmdSmiClkType.MEM) or {}
         driver = get("driver", amdsmi.amdsmi_get_gpu_driver_info, handle) or {}
-        hip = self._hip_number(bus_id)
         return GpuInfo(
             uuid=uuid,
             index=index,
@@ -159,13 +153,15 @@ class AmdGpu:
             max_power_limit_w=_cap_w(self._cap, "max_power_cap"),
             max_sm_clock_mhz=number(clock.get("max_clk")),
             max_memory_clock_mhz=number(memory.get("max_clk")),
-            aliases=() if hip is None else (str(hip),),
+            aliases=self._hip_names(bus_id),
         )
 
-    def _hip_number(self, bus_id: str) -> int | None:
-        info = self._readings.get("hip_number", amdsmi.amdsmi_get_gpu_enumeration_info, self._handle)
-        number_of_hip = number(info["hip_id"]) if info else None
-        return int(number_of_hip) if number_of_hip is not None else self._hip_by_bus.get(bus_id)
+    def _hip_names(self, bus_id: str) -> tuple[str, ...]:
+        """HIP's number and UUID: the library tells them since ROCm 6.4, the kernel the number."""
+        told = self._readings.get("hip_number", amdsmi.amdsmi_get_gpu_enumeration_info, self._handle) or {}
+        known = number(told.get("hip_id"))
+        hip = self._hip_by_bus.get(bus_id) if known is None else int(known)
+        return tuple(str(name) for name in (hip, told.get("hip_uuid") or None) if name is not None)
 
     def _power_source(self) -> str:
         """MI300 and newer tell the current power, MI200 only an average."""
@@ -173,8 +169,15 @@ class AmdGpu:
         for source in ("current", "average"):
             if number(power.get(f"{source}_socket_power")) is not None:
                 return source
+        if number(power.get("socket_power")) is not None:
+            return "socket"
         self.gaps.setdefault("power_w", "AMD SMI: N/A")
         return ""
+
+    @property
+    def tells_power(self) -> bool:
+        """Whether it says watts now."""
+        return self.read(FAST_FIELDS).power_w is not None
 
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
         """One reading."""
@@ -275,8 +278,8 @@ class AmdGpu:
 
 
 def power_of(power: dict[str, Any], limit_w: float | None) -> float | None:
-    """Watts of a package: the first of current and average that is a number. "N/A" in one never hides the other."""
-    for source in ("current_socket_power", "average_socket_power"):
+    """Watts of a package: the first of current, average and either that is a number. "N/A" in one never hides the other."""
+    for source in ("current_socket_power", "average_socket_power", "socket_power"):
         if (watts := plausible_power_w(number(power.get(source)), limit_w)) is not None:
             return watts
     return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 _WRAP = 2**32
+_ALL_ONES_16 = 0xFFFF
 # No board draws more for long; a larger step is a fault of the counter, not energy.
 _FALLBACK_LIMIT_W = 3000.0
 
@@ -43,6 +45,13 @@ class EnergyCounter:
     def _plausible(self, ticks: int, seconds: float) -> bool:
         # A counter that moves in steps of 100 ms may bring three of them at once.
         return ticks * self._joules_per_tick <= self._limit_w * (seconds + 0.3)
+
+
+def number(value: Any) -> float | None:
+    """What AMD SMI answers as a number; None for "N/A" and for fields that are all ones."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value == _ALL_ONES_16:
+        return None
+    return float(value)
 
 
 def plausible_power_w(value: float | None, limit_w: float | None) -> float | None:

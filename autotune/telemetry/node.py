@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
 from autotune.telemetry.series import NodeTelemetry, Sensor, reported_series
-from autotune.telemetry.visible import select
+from autotune.telemetry.visible import physical, select
 from launchers.base import StepRecord
 from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, sample_from_dict
 from launchers.outcome import Outcome, Verdict
@@ -120,7 +121,7 @@ class NodeGpus:
         for vendor in (*vendors, "host"):
             try:
                 self._gpus += (found := open_gpus(vendor))
-                wanted = found if vendor == "host" else select(found, ids)
+                wanted = found if vendor == "host" else select(found, physical(vendor, ids, os.environ))
             except TelemetryError as error:
                 self._problems[vendor] = str(error)
                 continue

@@ -166,11 +166,11 @@ class NvidiaGpu:
             except pynvml.NVMLError:
                 continue  # not every number is in use
             uuid = _text(self._readings.get("mig", pynvml.nvmlDeviceGetUUID, handle) or f"MIG-{self.info.uuid}/{number}")
-            found.append(MigInstance(self, uuid, functools.partial(self._memory_gib, handle)))
+            found.append(MigInstance(self, uuid, functools.partial(self._memory_gib, handle, f"memory_used_gib.{uuid}")))
         return found
 
-    def _memory_gib(self, handle: Any) -> float | None:
-        memory = self._readings.get("memory_used_gib", pynvml.nvmlDeviceGetMemoryInfo, handle)
+    def _memory_gib(self, handle: Any, name: str = "memory_used_gib") -> float | None:
+        memory = self._readings.get(name, pynvml.nvmlDeviceGetMemoryInfo, handle)
         return None if memory is None else memory.used / _GIB
 
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:

@@ -61,9 +61,8 @@ class Sampler:
         self._rounds = self._late = 0
 
     def start(self) -> None:
-        """Begin to read; the first readings are made before this returns, so that a start temperature is known."""
+        """Begin to read. Returns at once, also where a driver hangs."""
         self._begin_s = time.monotonic()
-        self._round(SLOW_FIELDS)
         targets = {"telemetry": self._loop}
         if any(self._blocks(recorded.gpu) for recorded in self._recorded):
             targets["telemetry-blocking"] = self._loop_blocking
@@ -113,7 +112,11 @@ class Sampler:
             recorded.read(fields)
 
     def _loop(self) -> None:
-        """Fast fields of every GPU each period; of the slow ones a few GPUs each time, so that no round is long."""
+        """Fast fields of every GPU each period; of the slow ones a few GPUs each time, so that no round is long.
+
+        All slow ones first: heat before the ranks have started.
+        """
+        self._round(SLOW_FIELDS)
         due_s = time.monotonic()
         while not self._stop.wait(max(0.0, due_s - time.monotonic())):
             self._round(FAST_FIELDS)

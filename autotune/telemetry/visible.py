@@ -42,6 +42,14 @@ def amd_visible(environment: Mapping[str, str]) -> tuple[str, ...] | None:
     return tuple(left[int(entry)] for entry in chosen if entry.isdigit() and int(entry) < len(left))
 
 
+def physical(vendor: str, ids: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Ray's numbers as `select` takes them: AMD's count what ROCR's list of visible devices has left, as HIP does."""
+    rocr = environment.get("ROCR_VISIBLE_DEVICES")
+    if vendor != "amd" or not ids or rocr is None:
+        return ids
+    return amd_visible({"ROCR_VISIBLE_DEVICES": rocr, "HIP_VISIBLE_DEVICES": ",".join(ids)}) or ids
+
+
 def select(gpus: Sequence[Gpu], ids: Sequence[str]) -> list[Gpu]:
     """The GPUs of these names, in the names' order.
 
@@ -69,7 +77,7 @@ def _one(gpus: Sequence[Gpu], name: str) -> Gpu:
 def _is_named(gpu: Gpu, name: str) -> bool:
     info = gpu.info
     if not name.isdigit():
-        return info.uuid.lower().startswith(name.lower()) or info.pci_bus_id == name.lower()
+        return info.uuid.lower().startswith(name.lower()) or info.pci_bus_id == name.lower() or name in info.aliases
     if info.vendor == "amd":
         return name in info.aliases  # without HIP's own numbers a row of AMD SMI says nothing about HIP's device of that number
     return info.index == int(name) and not is_mig(info.uuid)

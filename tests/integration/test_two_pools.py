@@ -18,13 +18,16 @@ from mlflow import MlflowClient
 from autotune.tracking.server import tracking_uri_of
 from launchers.outcome import Outcome
 from tests.faults.harness import ROOT, FaultStudy, await_gone, until
+from tests.telemetry.devices import H100 as H100_80GB
+from tests.telemetry.devices import Scenario, environment
 
 MEASUREMENT = {"steps": 4, "warmup_steps": 1, "startup_timeout_s": 150, "step_timeout_s": 60, "trial_timeout_s": 300}
 H100, B200 = {"gpu-kind": "H100"}, {"gpu-kind": "B200"}
+SITE = {"site": "laboratory"}
 NODES = (
     {"num_cpus": 1},
-    {"num_cpus": 2, "num_gpus": 6, "labels": {"autotune-pool-small": "yes", **H100}},
-    {"num_cpus": 2, "num_gpus": 4, "labels": {"autotune-pool-large": "yes", **B200}},
+    {"num_cpus": 2, "num_gpus": 6, "labels": {"autotune-pool-small": "yes", **H100, **SITE}},
+    {"num_cpus": 2, "num_gpus": 4, "labels": {"autotune-pool-large": "yes", **B200, **SITE}},
 )
 CPU_POOLS = [{"name": "small", "gpu": "cpu", "gpus_per_node": 2}, {"name": "large", "gpu": "cpu", "gpus_per_node": 4}]
 
@@ -257,3 +260,22 @@ def test_more_gpus_than_this_machine_has_are_refused(tmp_path):
         study.close()
     assert ended.returncode == 1
     assert "needs 64 GPUs on each node; Ray sees" in ended.stderr, ended.stderr
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_two_nodes_of_one_trial_are_measured_on_one_clock(cluster, study_on, tmp_path):
+    """One scripted 300 W GPU of each node is the trial's: 600 W over both, and the difference of the clocks is bounded."""
+    devices = environment(Scenario(H100_80GB, 2), folder=tmp_path)
+    telemetry = {"vendors": ["nvidia"], "gpus": ["1"], "env": devices}
+    pool = {"name": "both", "gpu": "cpu", "nodes": 2, "gpus_per_node": 1, "labels": SITE, "telemetry": telemetry}
+    changes = {"launcher": "megatron_core", "pools": [pool], "global_batch_size": 8, "budget": {"trials": 1}}
+    study = study_on(**changes, measurement={**MEASUREMENT, "steps": 10})
+    study.start("tune", "--address", cluster.address)
+    assert study.wait(360) == 0, study.tail()
+    (record,) = study.records()
+    assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
+    assert record.metrics["pool_gpu_peak_power_w_1s"] == pytest.approx(600.0, rel=0.01)
+    assert {"telemetry.cost.node0", "telemetry.cost.node1"} <= record.environment.keys()
+    agree = record.environment["telemetry.clocks"]
+    assert float(agree.split()[-2]) < 5.0

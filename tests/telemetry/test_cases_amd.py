@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autotune.telemetry.counters import EnergyCounter, plausible_power_w
+from autotune.telemetry.counters import EnergyCounter, number, plausible_power_w
 from autotune.telemetry.kfd import hip_order
 from autotune.telemetry.sensors import distinct
 from autotune.telemetry.visible import amd_visible
@@ -19,22 +19,18 @@ MI200, MI300, ABSENT, FROZEN_ENERGY, FROZEN_POWER, IDLE_BIT, DIE0, DIE1, VIOLATI
 
 
 def scenario():
-    generations = case("F048")[0]
     script = Scenario(MI300X, 9, "amd")
     single = {**MI250, "name": "AMD_Instinct_MI210"}
     for key, value in single.items():
         script.set(MI200, key, value)
-    script.set(MI200, "average_w", generations["mi200"]["average"]).set(MI200, "violations", "E2")
-    script.set(MI300, "current_w", generations["mi300"]["current"])
-    script.set(ABSENT, "current_w", case("F047")[0]["raw"]).set(ABSENT, "average_w", case("F064")[0]["raw"])
-    frozen = case("F059")[0]
-    script.set(FROZEN_ENERGY, "energy_ticks", frozen["samples"][0]).set(FROZEN_ENERGY, "current_w", frozen["power_w"])
-    script.set(FROZEN_POWER, "current_w", case("F067")[0]["power_samples"][0]).set(FROZEN_POWER, "clock", 800, 1.0)
+    script.set(MI200, "average_w", 320).set(MI200, "violations", "E2")
+    script.set(MI300, "current_w", 610)
+    script.set(ABSENT, "current_w", 0xFFFF).set(ABSENT, "average_w", 0xFFFF)
+    script.set(FROZEN_ENERGY, "energy_ticks", 1000).set(FROZEN_ENERGY, "current_w", 400)
+    script.set(FROZEN_POWER, "current_w", 90).set(FROZEN_POWER, "clock", 800, 1.0)
     script.set(FROZEN_POWER, "energy_ticks", "E2")
-    idle = case("F055")[0]
-    script.set(IDLE_BIT, "bit_hbm", 1).set(IDLE_BIT, "activity", idle["utilization"]).set(IDLE_BIT, "hotspot", idle["temp_c"])
-    dies = case("F051")[0]
-    for die, watts in ((DIE0, dies["gcd0_w"]), (DIE1, dies["gcd1_w"])):
+    script.set(IDLE_BIT, "bit_hbm", 1).set(IDLE_BIT, "activity", 0).set(IDLE_BIT, "hotspot", 40)
+    for die, watts in ((DIE0, 480), (DIE1, 0)):
         for key, value in MI250.items():
             script.set(die, key, value)
         script.set(die, "average_w", watts).set(die, "power_w", watts).set(die, "violations", "E2")
@@ -55,47 +51,51 @@ def of(played, *indices, start_s=0.5, end_s=3.5):
 
 @covers("F047", "F064")
 def test_all_ones_are_no_watts(name, played):
-    expected = case(name)[1]
-    assert expected["value"] is None
+    assert number(0xFFFF) is None
     assert not len(played[0]["amd", ABSENT].column("power_w")[0])
     assert "power_w" in played[0]["amd", ABSENT].gaps
 
 
 @covers("F048", "F049")
 def test_watts_by_generation(name, played):
-    expected = case(name)[1]
-    wanted = {MI200: expected.get("mi200_w"), MI300: expected.get("mi300_w", expected.get("power_w"))}
-    for index, watts in wanted.items():
-        if watts is not None:
-            assert set(played[0]["amd", index].column("power_w")[1]) == {watts}
+    for index, watts in {MI200: 320.0, MI300: 610.0}.items():
+        assert set(played[0]["amd", index].column("power_w")[1]) == {watts}
 
 
 @covers("F050")
 def test_limits_are_in_microwatts(name, tmp_path):
-    given, expected = case(name)
-    script = Scenario({**MI300X, "cap_uw": given["power_limit_raw"]}, 1, "amd")
+    script = Scenario({**MI300X, "cap_uw": 750_000_000}, 1, "amd")
     code = "import json; from autotune.telemetry import open_gpus as o; print(json.dumps(o('amd')[0].enforced_power_limit_w()))"
-    assert ask(code, environment(script, folder=tmp_path)) == expected["power_limit_w"]
+    assert ask(code, environment(script, folder=tmp_path)) == 750.0
 
 
 @covers("F051")
 def test_two_dies_are_one_package(name, played):
-    expected = case(name)[1]
     found = of(played, DIE0, DIE1)
-    assert found.metrics["pool_gpu_mean_power_w"] == pytest.approx(expected["board_w"], rel=0.01)
-    assert found.metrics["gpu_peak_power_w_0.1s"] == pytest.approx(expected["board_w"], rel=0.01)
+    assert found.metrics["pool_gpu_mean_power_w"] == pytest.approx(480.0, rel=0.01)
+    assert found.metrics["gpu_peak_power_w_0.1s"] == pytest.approx(480.0, rel=0.01)
     assert not len(played[0]["amd", DIE1].column("power_w")[0])
     assert "other die" in played[0]["amd", DIE1].gaps["power_w"]
 
 
+def test_a_die_whose_partner_is_not_visible_stays_alone(tmp_path):
+    """A container shows the odd die of one package and the even die of the next: they share nothing."""
+    script = Scenario(MI250, 2, "amd").set(0, "average_w", 0)
+    code = "import json; from autotune.telemetry import open_gpus as o; print(json.dumps([g.info.package for g in o('amd')]))"
+    packages = ask(code, environment(script, folder=tmp_path))
+    assert len(set(packages)) == 2
+
+
 @covers("F053")
 def test_what_cannot_be_seen_is_no_zero(name, played):
-    assert case(name)[1]["violation_status"] == ["unsupported", "unsupported", "supported"]
     for index in (MI200, DIE0):
         found = of(played, index)
         assert "throttle_events" not in found.metrics
         assert "unknown" in found.marks["throttle.source"]
-    assert of(played, MI300).metrics["throttle_events"] == 0
+    seen = of(played, MI300)
+    assert seen.metrics["throttle_events"] == 0
+    assert seen.marks["throttle.source"] == "counters"
+    assert not {"throttle_s_sync_boost", "throttle_events_power_brake"} & seen.metrics.keys()
 
 
 def test_violations_are_seconds_by_reason(played):
@@ -109,9 +109,8 @@ def test_violations_are_seconds_by_reason(played):
 
 @covers("F054")
 def test_the_blocking_call_has_a_thread_of_its_own(name, played):
-    expected = case(name)[1]
     series = played[0]["amd", MI300]
-    assert np.min(np.diff(series.column("throttle_s.power_cap")[0])) * 1000 >= expected["min_period_ms"]
+    assert np.min(np.diff(series.column("throttle_s.power_cap")[0])) >= 0.1
     fast = len(series.column("power_w")[0])
     assert fast > 4 * len(series.column("throttle_s.power_cap")[0])
 
@@ -119,7 +118,6 @@ def test_the_blocking_call_has_a_thread_of_its_own(name, played):
 @covers("F055")
 def test_a_bit_that_is_always_set(name, played):
     found = of(played, IDLE_BIT)
-    assert case(name)[1]["throttle"] is False
     assert found.metrics["throttle_events"] == found.metrics["throttle_fraction"] == 0.0
     assert not np.any(played[0]["amd", IDLE_BIT].column("throttling")[1])
 
@@ -153,10 +151,9 @@ def test_ticks_are_not_joules(name):
 @covers("F059")
 def test_an_energy_counter_that_stands_still(name, played):
     found = of(played, FROZEN_ENERGY)
-    given, expected = case(name)
-    assert found.marks["energy.source"] == expected["energy_source"]
-    assert f"energy.{expected['flag']}" in found.marks
-    assert found.metrics["pool_gpu_mean_power_w"] == pytest.approx(given["power_w"])
+    assert found.marks["energy.source"] == "integrated"
+    assert "energy.counter_frozen" in found.marks
+    assert found.metrics["pool_gpu_mean_power_w"] == pytest.approx(400.0)
 
 
 NAMES = """
@@ -175,7 +172,7 @@ def test_hips_number_is_never_the_librarys(name, tmp_path):
     script = Scenario(MI300X, 2, "amd").set(0, "bus_id", 0x05 << 8).set(1, "bus_id", 0xC1 << 8)
     if name == "F060":
         script.set(0, "hip_id", 1).set(1, "hip_id", 0)
-        assert ask(NAMES, environment(script, folder=tmp_path)) == [case(name)[0]["hip0"]]
+        assert ask(NAMES, environment(script, folder=tmp_path)) == ["0000:c1:00.0"]
     else:
         script.set("*", "hip_id", "E2")
         assert "means no GPU" in ask(NAMES, environment(script, folder=tmp_path))
@@ -213,17 +210,15 @@ def test_repeats_of_a_cached_reading_count_once(name):
 @covers("F067")
 def test_a_sensor_that_stands_still_while_the_clock_moves(name, played):
     found = of(played, FROZEN_POWER)
-    assert f"energy.{case(name)[1]['flag']}" in found.marks
+    assert "energy.sensor_frozen" in found.marks
     assert not [metric for metric in found.metrics if "power_w" in metric]
 
 
 @covers("F068")
 def test_a_counter_that_falls_is_no_terawatt(name):
-    given, expected = case(name)
-    assert expected["power_w"] is None
+    """100 uJ less within 10 s: as a wrap of 64 bits that would be terawatts, of 32 bits a plausible 430 W."""
     counter = EnergyCounter(1e-6)
-    joules = [counter.update(10.0 * second, ticks) for second, ticks in enumerate(given["samples_uj"])]
-    assert joules == [0.0, 0.0]
+    assert [counter.update(10.0 * second, ticks) for second, ticks in enumerate((1000, 900))] == [0.0, 0.0]
 
 
 def test_a_counter_that_wraps_at_32_bits():

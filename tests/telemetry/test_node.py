@@ -64,6 +64,11 @@ def test_both_vendors_and_only_the_pools_is_opened(tmp_path):
     assert node(values, gpu="mi300x", ids=("0",))["seen"] == [["amd", 0]]
 
 
+def test_rays_number_of_an_amd_gpu_counts_what_rocr_leaves(tmp_path):
+    values = environment(Scenario(MI300X, 4, "amd"), folder=tmp_path) | {"ROCR_VISIBLE_DEVICES": "2,3"}
+    assert node(values, gpu="mi300x", ids=("1",))["charged"] == ["00000003-0000-1000"]
+
+
 def test_a_name_that_means_nothing_leaves_the_others_as_context(tmp_path):
     found = node(environment(Scenario(H100, 2), folder=tmp_path), gpu="h100-sxm", ids=("7",))
     assert found["charged"] == []
