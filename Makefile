@@ -33,6 +33,7 @@ pytest -m "" tests/search_spaces
 python benchmarks/legality_agreement.py --megatron 0.16 --cases 2000
 python benchmarks/legality_space.py
 python benchmarks/legal_trains.py --cases 200
+python benchmarks/proposal_time.py
 endef
 
 help:  ## Show the targets

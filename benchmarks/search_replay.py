@@ -1,6 +1,6 @@
 """Replays published tables of measurements through the real study loop and counts trials until the best is found.
 
-    python benchmarks/search_replay.py FOLDER [--seeds 20] [--most-trials N] [--methods residual,tpe] [--spaces WORD] [--json FILE]
+    python benchmarks/search_replay.py FOLDER [--seeds 20] [--most-trials N] [--methods LIST] [--misled] [--json FILE]
 
 A space is one model, GPU count and global batch with at least 11 measured configurations; only these can be run. Every method by
 name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher that looks the seconds up; the orders (`prediction`,
@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -143,9 +144,9 @@ def top5_share(found: Sequence[Space]) -> float:
     return float(np.mean([min(space.seconds[c] for c in space.by_prediction()[:5]) <= 1.03 * space.best_s for space in found]))
 
 
-def _run(folder: Path, job: tuple[str, str, int], most_trials: int) -> dict[str, Any]:
+def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool) -> dict[str, Any]:
     name, method, seed = job
-    return entry(_spaces(folder)[name], method, seed, most_trials)
+    return entry(replace(_spaces(folder)[name], misled=misled), method, seed, most_trials)
 
 
 @cache
@@ -161,6 +162,7 @@ def main() -> int:
     parser.add_argument("--most-trials", type=int, default=10_000)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--spaces", default="", help="only those whose name contains this")
+    parser.add_argument("--misled", action="store_true", help="predict wrongly on purpose")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -173,9 +175,9 @@ def main() -> int:
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
     jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
     with ProcessPoolExecutor(options.workers) as pool:
-        run = partial(_run, options.folder, most_trials=options.most_trials)
+        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled)
         entries = list(pool.map(run, jobs, chunksize=4))
-    show(entries, methods, top5_share(list(found.values())))
+    show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
     if left_out := sum(space.left_out for space in found.values()):
         print(f"{left_out} measured rows are no legal candidates and were left out")
     if options.json:
