@@ -46,9 +46,9 @@ MUTATIONS = (
     ),
     Mutation(
         "running trials count as measured",
-        "autotune/residual_sampler.py",
-        "seen.running.append(row)",
-        "pass",
+        "autotune/acquisition.py",
+        "if not seen.running:",
+        "if True:",
         "tests/autotune/test_residual_sampler.py",
     ),
     Mutation(
