@@ -31,6 +31,8 @@ from search_spaces.prediction import Predictions
 WHY = "residual:why"
 """Optuna system attribute of a proposed trial: the `Choice` as a mapping; infinity is None."""
 _Z95 = 1.96
+# A trial that was stopped because it was beaten has shown how fast it is, and has not failed.
+_MEASURED = (Outcome.COMPLETED, Outcome.STOPPED)
 
 
 def log_throughput(record: TrialRecord) -> float | None:
@@ -81,7 +83,7 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        seen, view = self._seen(study, trial), self.outlook()
+        seen, view = self.seen(study, but=trial.number), self.outlook()
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
             found = choose(view, seen, rows, (self._seed, trial.number))
@@ -102,11 +104,11 @@ class ResidualSampler(BaseSampler):
             self._view = newest, replace(outlook_of(self._candidates.table, newest), limits=limits)
         return self._view[1]
 
-    def _seen(self, study: Study, but: FrozenTrial) -> Seen:
-        """What the study's trials in the table showed so far."""
+    def seen(self, study: Study, but: int | None = None) -> Seen:
+        """What the study's trials in the table showed so far, without the one of number `but`."""
         seen = Seen()
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE)):
-            row = self._candidates.row_of_params(trial.params) if trial.number != but.number else None
+            row = self._candidates.row_of_params(trial.params) if trial.number != but else None
             if row is None:
                 continue
             if trial.state is TrialState.RUNNING:
@@ -122,13 +124,13 @@ class ResidualSampler(BaseSampler):
         return self._records[trial.number]
 
     def _add(self, seen: Seen, row: int, record: TrialRecord) -> None:
-        score = self._score(record) if record.outcome is Outcome.COMPLETED else None
+        score = self._score(record) if record.outcome in _MEASURED else None
         if score is not None:
             seen.rows.append(row)
             seen.scores.append(score)
             seen.noise.append(_noise(record))
             seen.metrics.append(record.metrics)
-        elif record.outcome not in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.LOST):
+        elif record.outcome not in (*_MEASURED, Outcome.REFUSED, Outcome.LOST):
             seen.failed.append(row)
             if record.outcome is Outcome.OOM:
                 seen.out_of_memory.append(row)

@@ -115,7 +115,7 @@ def summary(entries: Sequence[dict[str, Any]], method: str) -> dict[str, float]:
     for after in map(str, AFTER):
         means = np.array(list(_by_space(own, lambda entry, after=after: entry["regret_after"][after]).values()))
         found[f"regret_{after}"] = 100 * float(means.mean())
-        found[f"regret_{after}_pm"] = 100 * 1.96 * float(means.std(ddof=1)) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+        found[f"regret_{after}_pm"] = 100 * _half_width(means)
     trials = [entry["trials_to_2pct"] or entry["n"] for entry in own]
     return {**found, "median": float(np.median(trials)), "p90": float(np.percentile(trials, 90)), "most": float(max(trials))}
 
@@ -137,6 +137,32 @@ def show(entries: Sequence[dict[str, Any]], methods: Sequence[str], top5: float)
         regrets = (f"{row[f'regret_{after}']:.2f} ±{row[f'regret_{after}_pm']:.2f}" for after in AFTER)
         table.add_row(method, *regrets, *(f"{row[name]:.0f}" for name in ("median", "p90", "most")))
     Console(width=140).print(table)
+
+
+def show_differences(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
+    """Print the first method's regret minus each other's, paired by space, with its 95 % interval."""
+    first, *others = methods
+    table = Table(f"{first} minus", *(f"regret after {after}, %" for after in AFTER), "spaces worse after 5")
+    for method in others:
+        cells = [paired(entries, first, method, str(after)) for after in AFTER]
+        worse = int((cells[AFTER.index(5)] > 0).sum())
+        table.add_row(method, *(f"{cell.mean():+.2f} ±{_half_width(cell):.2f}" for cell in cells), str(worse))
+    if others:
+        Console(width=140).print(table)
+
+
+def paired(entries: Sequence[dict[str, Any]], first: str, second: str, after: str) -> np.ndarray:
+    """Difference of two methods' mean regrets of each space, in percent."""
+    own, other = (
+        _by_space([e for e in entries if e["method"] == method], lambda entry: entry["regret_after"][after])
+        for method in (first, second)
+    )
+    return 100 * np.array([own[name] - other[name] for name in own])
+
+
+def _half_width(values: np.ndarray) -> float:
+    """Half of the 95 % interval of a mean; not known from a single value."""
+    return 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else float("nan")
 
 
 def top5_share(found: Sequence[Space]) -> float:
@@ -178,6 +204,7 @@ def main() -> int:
         run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled)
         entries = list(pool.map(run, jobs, chunksize=4))
     show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
+    show_differences(entries, methods)
     if left_out := sum(space.left_out for space in found.values()):
         print(f"{left_out} measured rows are no legal candidates and were left out")
     if options.json:
