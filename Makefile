@@ -38,6 +38,7 @@ python benchmarks/repeatability.py
 python benchmarks/legality_space.py
 python benchmarks/prediction_speed.py
 python benchmarks/legal_trains.py --cases 200
+python benchmarks/proposal_time.py
 endef
 
 help:  ## Show the targets

@@ -74,7 +74,7 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        seen, view = self._seen(study, trial), self.outlook()
+        seen, view = self.seen(study, but=trial.number), self.outlook()
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
             found = choose(view, seen, rows, (self._seed, trial.number))
@@ -94,11 +94,11 @@ class ResidualSampler(BaseSampler):
             self._view = newest, outlook_of(self._candidates.table, newest, self._expects)
         return self._view[1]
 
-    def _seen(self, study: Study, but: FrozenTrial) -> Seen:
-        """What the study's trials in the table showed so far."""
+    def seen(self, study: Study, but: int | None = None) -> Seen:
+        """What the study's trials in the table showed so far, without the one of number `but`."""
         seen = Seen()
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE)):
-            row = self._candidates.row_of_params(trial.params) if trial.number != but.number else None
+            row = self._candidates.row_of_params(trial.params) if trial.number != but else None
             if row is None:
                 continue
             if trial.state is TrialState.RUNNING:
@@ -120,7 +120,7 @@ class ResidualSampler(BaseSampler):
             seen.scores.append(score)
             seen.noise.append(_noise(record))
             seen.metrics.append(record.metrics)
-        elif record.outcome not in (Outcome.COMPLETED, Outcome.REFUSED, Outcome.LOST):
+        elif record.outcome not in (Outcome.COMPLETED, Outcome.STOPPED, Outcome.REFUSED, Outcome.LOST):
             seen.failed.append(row)
             if record.outcome is Outcome.OOM:
                 seen.out_of_memory.append(row)

@@ -1,6 +1,6 @@
 """Replays published tables of measurements through the real study loop and counts trials until the best is found.
 
-    python benchmarks/search_replay.py FOLDER [--seeds 20] [--most-trials N] [--methods residual,tpe] [--spaces WORD] [--json FILE]
+    python benchmarks/search_replay.py FOLDER [--seeds 20] [--most-trials N] [--methods LIST] [--misled] [--json FILE]
 
 A space is one model, GPU count and global batch with at least 11 measured configurations; only these can be run. Every method by
 name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher that looks the seconds up; the orders (`prediction`,
@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
@@ -116,7 +117,7 @@ def summary(entries: Sequence[dict[str, Any]], method: str) -> dict[str, float]:
     for after in map(str, AFTER):
         means = np.array(list(_by_space(own, lambda entry, after=after: entry["regret_after"][after]).values()))
         found[f"regret_{after}"] = 100 * float(means.mean())
-        found[f"regret_{after}_pm"] = 100 * 1.96 * float(means.std(ddof=1)) / len(means) ** 0.5 if len(means) > 1 else float("nan")
+        found[f"regret_{after}_pm"] = 100 * _half_width(means)
     trials = [entry["trials_to_2pct"] or entry["n"] for entry in own]
     return {**found, "median": float(np.median(trials)), "p90": float(np.percentile(trials, 90)), "most": float(max(trials))}
 
@@ -140,14 +141,40 @@ def show(entries: Sequence[dict[str, Any]], methods: Sequence[str], top5: float)
     Console(width=140).print(table)
 
 
+def show_differences(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
+    """Print the first method's regret minus each other's, paired by space, with its 95 % interval."""
+    first, *others = methods
+    table = Table(f"{first} minus", *(f"regret after {after}, %" for after in AFTER), "spaces worse after 5")
+    for method in others:
+        cells = [paired(entries, first, method, str(after)) for after in AFTER]
+        worse = int((cells[AFTER.index(5)] > 0).sum())
+        table.add_row(method, *(f"{cell.mean():+.2f} ±{_half_width(cell):.2f}" for cell in cells), str(worse))
+    if others:
+        Console(width=140).print(table)
+
+
+def paired(entries: Sequence[dict[str, Any]], first: str, second: str, after: str) -> np.ndarray:
+    """Difference of two methods' mean regrets of each space, in percent."""
+    own, other = (
+        _by_space([e for e in entries if e["method"] == method], lambda entry: entry["regret_after"][after])
+        for method in (first, second)
+    )
+    return 100 * np.array([own[name] - other[name] for name in own])
+
+
+def _half_width(values: np.ndarray) -> float:
+    """Half of the 95 % interval of a mean; not known from a single value."""
+    return 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else float("nan")
+
+
 def top5_share(found: Sequence[Space]) -> float:
     """Share of the spaces in which one of the five fastest predicted is within 3 % of the best."""
     return float(np.mean([min(space.seconds[c] for c in space.by_prediction()[:5]) <= 1.03 * space.best_s for space in found]))
 
 
-def _run(folder: Path, job: tuple[str, str, int], most_trials: int) -> dict[str, Any]:
+def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool) -> dict[str, Any]:
     name, method, seed = job
-    return entry(_spaces(folder)[name], method, seed, most_trials)
+    return entry(replace(_spaces(folder)[name], misled=misled), method, seed, most_trials)
 
 
 @cache
@@ -163,6 +190,7 @@ def main() -> int:
     parser.add_argument("--most-trials", type=int, default=10_000)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--spaces", default="", help="only those whose name contains this")
+    parser.add_argument("--misled", action="store_true", help="predict wrongly on purpose")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -175,9 +203,10 @@ def main() -> int:
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
     jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
     with ProcessPoolExecutor(options.workers) as pool:
-        run = partial(_run, options.folder, most_trials=options.most_trials)
+        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled)
         entries = list(pool.map(run, jobs, chunksize=4))
-    show(entries, methods, top5_share(list(found.values())))
+    show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
+    show_differences(entries, methods)
     if left_out := sum(space.left_out for space in found.values()):
         print(f"{left_out} measured rows are no legal candidates and were left out")
     if options.json:

@@ -14,7 +14,7 @@ from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
-from autotune.residual_sampler import WHY
+from autotune.residual_sampler import WHY, ResidualSampler
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
 
@@ -125,14 +125,23 @@ def test_the_order_upside_down_is_noticed():
     assert trials_to_best(study, run_to_end(study, answer(study))) < 2 / 3 * len(study.table)
 
 
-def test_several_at_once_differ_and_are_spread():
-    """Eight at once before any measurement are more spread in the knobs than the eight fastest predicted."""
+def test_several_at_once_differ():
     study = gpu_study()
-    rows = [study.table.find(study.propose().config) for _ in range(9)][1:]
-    assert len(set(rows)) == 8
-    knobs = knob_features(study.table)
-    fast = np.argsort(np.where(truth().fits == "fits", truth().step_time_s, np.inf))[:8]
-    assert _spread(knobs[rows]) > _spread(knobs[fast])
+    assert len({study.propose().config for _ in range(9)}) == 9
+
+
+def test_running_trials_spread_the_next_ones_over_the_knobs():
+    study = gpu_study()
+    view, knobs = outlook_of(study.table, truth()), knob_features(study.table)
+
+    def batch(told):
+        rows = []
+        for number in range(8):
+            rest = np.setdiff1d(np.arange(len(study.table)), rows)
+            rows.append(choose(view, Seen(running=list(rows) if told else []), rest, (0, number)).row)
+        return knobs[rows]
+
+    assert _spread(batch(told=True)) > 1.05 * _spread(batch(told=False))
 
 
 def _spread(points):
@@ -176,6 +185,17 @@ def test_where_nine_of_ten_fail_the_best_that_runs_is_found_early():
 
 def _survives(config):
     return config.tensor_model_parallel_size == 4 and config.micro_batch_size <= 2 and config.recompute_granularity is None
+
+
+def test_a_stopped_trial_is_a_measurement_and_no_failure():
+    study = gpu_study()
+    proposals = [study.propose() for _ in range(3)]
+    for proposal, outcome in zip(proposals, (Outcome.COMPLETED, Outcome.STOPPED, Outcome.NAN), strict=True):
+        study.finish(proposal, replace(completed(seconds(study, proposal.config)), outcome=outcome))
+    sampler = ResidualSampler(study.candidates, truth, 0)
+    seen = sampler.seen(optuna_study(study), but=None)
+    rows = [study.table.find(proposal.config) for proposal in proposals]
+    assert (seen.rows, seen.failed) == (rows[:2], rows[2:])
 
 
 def test_every_told_trial_carries_the_same_constraints():
