@@ -14,7 +14,7 @@ from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
-from autotune.residual_sampler import WHY, ResidualSampler
+from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
 
@@ -185,17 +185,6 @@ def test_where_nine_of_ten_fail_the_best_that_runs_is_found_early():
 
 def _survives(config):
     return config.tensor_model_parallel_size == 4 and config.micro_batch_size <= 2 and config.recompute_granularity is None
-
-
-def test_a_stopped_trial_is_a_measurement_and_no_failure():
-    study = gpu_study()
-    proposals = [study.propose() for _ in range(3)]
-    for proposal, outcome in zip(proposals, (Outcome.COMPLETED, Outcome.STOPPED, Outcome.NAN), strict=True):
-        study.finish(proposal, replace(completed(seconds(study, proposal.config)), outcome=outcome))
-    sampler = ResidualSampler(study.candidates, truth, 0)
-    seen = sampler.seen(optuna_study(study), but=None)
-    rows = [study.table.find(proposal.config) for proposal in proposals]
-    assert (seen.rows, seen.failed) == (rows[:2], rows[2:])
 
 
 def test_every_told_trial_carries_the_same_constraints():
