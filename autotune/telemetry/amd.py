@@ -181,17 +181,17 @@ class AmdGpu:
 
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
         """One reading."""
-        values: dict[str, Any] = {}
-        time_s = time.time()
+        values: dict[str, Any] = {"time_s": time.time()}
         if Fields.FAST in fields:
-            values |= self._fast(time_s)
+            values |= self._fast()
         if Fields.SLOW in fields:
             values |= self._slow()
         if Fields.BLOCKING in fields:
             values |= self._blocking()
-        return GpuSample(time_s, self._described.uuid, **values)
+        return GpuSample(gpu=self._described.uuid, **values)
 
-    def _fast(self, time_s: float) -> dict[str, Any]:
+    def _fast(self) -> dict[str, Any]:
+        time_s, energy_j = self._read_energy()
         get, handle, limit_w = self._readings.get, self._handle, self._described.max_power_limit_w
         power = get("power_w", amdsmi.amdsmi_get_power_info, handle) or {}
         watts = power_of(power, limit_w)
@@ -200,21 +200,24 @@ class AmdGpu:
         clock = get("sm_clock_mhz", amdsmi.amdsmi_get_clock_info, handle, amdsmi.AmdSmiClkType.GFX) or {}
         locked = clock.get("clk_locked")
         return {
+            "time_s": time_s,
             "power_w": watts,
             "average_power_w": plausible_power_w(number(power.get("average_socket_power")), limit_w),
-            "energy_j": self._energy_j(time_s),
+            "energy_j": energy_j,
             "sm_clock_mhz": number(clock.get("clk")),
             "clocks_locked": locked if isinstance(locked, bool) else None,
         }
 
-    def _energy_j(self, time_s: float) -> float | None:
-        """Accumulator times its resolution in microjoules."""
+    def _read_energy(self) -> tuple[float, float | None]:
+        """The middle of the call, as a busy host may stop us inside it, and accumulator times its resolution in microjoules."""
+        begin_s = time.time()
         count = self._readings.get("energy_j", amdsmi.amdsmi_get_energy_count, self._handle)
+        time_s = (begin_s + time.time()) / 2.0
         if count is None or not count["counter_resolution"]:
-            return None
+            return time_s, None
         if self._energy is None:
             self._energy = EnergyCounter(count["counter_resolution"] * 1e-6, self._described.max_power_limit_w)
-        return self._energy.update(time_s, count["energy_accumulator"])
+        return time_s, self._energy.update(time_s, count["energy_accumulator"])
 
     def _slow(self) -> dict[str, Any]:
         get, handle = self._readings.get, self._handle
@@ -239,8 +242,9 @@ class AmdGpu:
         status = self._readings.get("throttle_s", amdsmi.amdsmi_get_violation_status, self._handle)
         if status is None:
             return {}
-        seconds, active = self._violations.update(time.time(), status)
-        return {"throttle_s": seconds, "throttling": active}
+        time_s = time.time()
+        seconds, active = self._violations.update(time_s, status)
+        return {"time_s": time_s, "throttle_s": seconds, "throttling": active}
 
     def enforced_power_limit_w(self) -> float:
         """The cap that holds."""

@@ -175,16 +175,16 @@ class NvidiaGpu:
 
     def read(self, fields: frozenset[Fields] = ALL_FIELDS) -> GpuSample:
         """One reading: one batched call and two more for the fast fields."""
-        values: dict[str, Any] = {}
-        time_s = time.time()
+        values: dict[str, Any] = {"time_s": time.time()}
         if Fields.FAST in fields:
-            values |= self._fast(time_s)
+            values |= self._fast()
         if Fields.SLOW in fields:
             values |= self._slow()
-        return GpuSample(time_s, self.info.uuid, **values)
+        return GpuSample(gpu=self.info.uuid, **values)
 
-    def _fast(self, time_s: float) -> dict[str, Any]:
+    def _fast(self) -> dict[str, Any]:
         fast, limit_w = self._fields.fast(), self.info.max_power_limit_w
+        time_s = self._fields.read_at_s
         energy_mj = fast.get("energy_j")
         if energy_mj is None and not self._fields.has("energy_j"):
             energy_mj = self._readings.get("total_energy", pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
@@ -193,6 +193,7 @@ class NvidiaGpu:
             average_mw = self._readings.get("power_usage", pynvml.nvmlDeviceGetPowerUsage, self._handle)
         power_mw = fast.get("instant_power_w") if self._power_source == "instant" else average_mw
         values: dict[str, Any] = {
+            "time_s": time_s,
             "power_w": plausible_power_w(_watts(power_mw), limit_w),
             "average_power_w": plausible_power_w(_watts(average_mw), limit_w),
             "energy_j": None if energy_mj is None else self._energy.update(time_s, int(energy_mj)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -53,6 +54,9 @@ class FieldBatch:
         query: Reads numbered fields of the board; raises what its binding raises where that call does not exist.
         readings: Where reasons are kept.
         failure_of: What a field's own return code means.
+
+    Attributes:
+        read_at_s: Unix time of the last reading.
     """
 
     def __init__(self, query: Query, readings: Readings, failure_of: Callable[[int], Failure]) -> None:
@@ -61,6 +65,7 @@ class FieldBatch:
         self._failure_of = failure_of
         self._fast_ids: dict[str, FieldId] = {name: (number, 0) for name, number in {**_POWER, **_ENERGY, **_COUNTER_IDS}.items()}
         self._slow_ids: dict[str, FieldId] = dict(_SLOW)
+        self.read_at_s = 0.0
 
     @property
     def exists(self) -> bool:
@@ -89,7 +94,9 @@ class FieldBatch:
         if not ids:
             return {}
         names = list(ids)
+        begin_s = time.time()
         answers = self._readings.get("fields", self._query, list(ids.values()))
+        self.read_at_s = _stamp_s(answers, begin_s, time.time())
         values: dict[str, float] = {}
         for name, answer in zip(names, answers or (), strict=False):
             if answer.nvmlReturn:
@@ -103,3 +110,10 @@ class FieldBatch:
             self._readings.note(_SHOWN_AS.get(name, name), failure)
         if failure.fault in (Fault.ABSENT, Fault.PERMISSION):
             del ids[name]
+
+
+def _stamp_s(answers: Any, begin_s: float, end_s: float) -> float:
+    """The driver's own time of the values where it lies within the call, else the call's middle: a host may stop us inside it."""
+    if answers is not None and len(answers) and begin_s <= (stamp_s := answers[0].timestamp * 1e-6) <= end_s:
+        return float(stamp_s)
+    return (begin_s + end_s) / 2.0

@@ -114,7 +114,8 @@ class Sampler:
     def _loop(self) -> None:
         """Fast fields of every GPU each period; of the slow ones a few GPUs each time, so that no round is long.
 
-        All slow ones first: heat before the ranks have started.
+        All slow ones first: heat before the ranks have started. The fast ones once more at the end: a step may have ended just
+        before, and a counter read too early misses what it took.
         """
         self._round(SLOW_FIELDS)
         due_s = time.monotonic()
@@ -127,6 +128,8 @@ class Sampler:
             if (missed := int((time.monotonic() - due_s) / self._period_s)) > 0:
                 self._late += missed
                 due_s += missed * self._period_s
+        self._round(FAST_FIELDS)
+        self._rounds += 1
 
     def _slow_now(self) -> list[_Recorded]:
         rounds = max(1, round(SLOW_PERIOD_S / self._period_s))

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from autotune.power_curves import integrated, packages_of
 from autotune.power_metrics import PEAK_WINDOWS_S, mean_power_w, peak_power_w, power_ramp_w_per_s, power_swing_w
+from autotune.steady_state import Window, steady_window
 from autotune.telemetry.base import GpuInfo
 from autotune.telemetry.clocks import ClockOffset, clock_offset
 from autotune.telemetry.series import NodeTelemetry, Series, series_of
-from autotune.telemetry_summary import TrialTelemetry, Window, steady_window, summarise_telemetry
+from autotune.telemetry_summary import TrialTelemetry, summarise_telemetry
 from autotune.throttle_metrics import clock_deficit, straggler_ratio, throttling_of
 from launchers.base import StepRecord
 from launchers.gpu_sample import GpuSample, Throttle, sample_from_dict

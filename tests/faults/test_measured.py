@@ -7,12 +7,14 @@ from tests.faults.harness import STUDY
 
 
 def test_a_trial_that_is_measured_well_enough_is_completed_and_leaves_nothing(new_study):
-    study = new_study(measurement={**STUDY["measurement"], "steps": 100_000, "interval": 0.01}, budget={"trials": 3})
+    study = new_study(
+        measurement={**STUDY["measurement"], "steps": 100_000, "interval": 0.01}, budget={"trials": 3}, confirm={"top": 0}
+    )
     study.plan("escape")  # steps of the same length, for ever, and processes that try to outlive the trial
     study.start()
     assert study.wait(120) == 0, study.tail()
     records = study.records()
-    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 3
+    assert {record.outcome for record in records} == {Outcome.COMPLETED}
     for record in records:
         assert record.detail.startswith("measured well enough after ")
         assert 8 <= len(record.steps) < 100

@@ -30,6 +30,7 @@ class PowerStudy(FaultStudy):
         study = {
             "pools": [pool],
             "gpus": [0, 1],
+            "confirm": {"top": 0},
             "baseline": {"precision": "fp32", "gpu_power_limit_w": LIMIT_W},
             "search": {"micro_batch_size": [1, 2, 4, 8, 16, 32], "recompute": ["none", "selective", "full"]},
         }
@@ -81,13 +82,13 @@ def test_the_limit_is_set_for_the_trial_and_both_limits_are_logged(power_study):
     study.start()
     assert study.wait() == 0, study.tail()
     records = study.results()[0].records
-    assert [record.outcome for record in records] == [Outcome.COMPLETED] * 2
+    assert {record.outcome for record in records} == {Outcome.COMPLETED}
     for record in records:
         assert record.environment["node0.gpu1.power_limit_requested_w"] == "400"
         assert record.environment["node0.gpu1.power_limit_enforced_w"] == "400"
         assert not record.contaminated
     once = [(0, 400.0), (1, 400.0), (0, 600.0), (1, 600.0)]
-    assert study.calls()[2:] == once * 2  # the first two asked for the right to, with the limit that was there
+    assert study.calls()[2:] == once * len(records)  # the first two asked for the right to, with the limit that was there
     assert not study.kept()
 
 
@@ -154,7 +155,7 @@ def test_without_the_right_the_knob_is_dropped_by_name_and_the_report_says_what_
     study.plan("complete")
     study.start()
     assert study.wait() == 0, study.tail()
-    assert [record.config.gpu_power_limit_w for record in study.results()[0].records] == [None, None]
+    assert {record.config.gpu_power_limit_w for record in study.results()[0].records} == {None}
     note = study.results()[0].notes[0]
     assert note.startswith("gpu_power_limit_w was dropped: ")
     assert "ask the administrator" in note

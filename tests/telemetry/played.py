@@ -13,10 +13,11 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.steady_state import Window
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.series import NodeTelemetry
-from autotune.telemetry_summary import TrialTelemetry, Window, summarise_telemetry
+from autotune.telemetry_summary import TrialTelemetry, summarise_telemetry
 
 
 def record(vendors, seconds, out):

@@ -19,7 +19,7 @@ from autotune.tracking.charts import chart_points
 from launchers.gpu_sample import GpuSample
 from search_spaces.hardware import PoolSpec
 from tests.autotune.test_power_metrics import series
-from tests.telemetry.devices import H100, MI300X, ROOT, Scenario, ask, environment
+from tests.telemetry.devices import H100, MI300X, ROOT, Scenario, amdsmi_folder, ask, environment
 
 NODE = """
 import json, time
@@ -44,6 +44,13 @@ def test_a_node_without_libraries_says_why_and_measures_nothing():
     assert found["seen"] == []
     assert "LIBRARY_NOT_FOUND" in found["problems"]["nvidia"]
     assert "amdsmi" in found["problems"]["amd"]
+
+
+def test_the_amd_package_without_its_library_is_a_reason_and_no_crash():
+    """On import it prints, then fails with a KeyError."""
+    values = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(amdsmi_folder()))), "ROCM_PATH": "/nonexistent"}
+    found = node(values, telemetry={"vendors": ("amd",)})
+    assert "libamd_smi.so" in found["problems"]["amd"]
 
 
 def test_a_laptop_asks_for_no_gpu_library():

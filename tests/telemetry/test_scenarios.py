@@ -81,11 +81,22 @@ def found(played, vendor, *indices, uuid=None):
     return summarise_telemetry(TrialTelemetry((replace(node, series=tuple(chosen)),)), window), window
 
 
+def _skip_where_late(played, index, start_s, end_s):
+    """A spike of three readings needs all three: a machine too busy to read every 50 ms shows nothing about it."""
+    (series,) = [one for one in played[1][0].series if (one.info.vendor, one.info.index) == ("nvidia", index)]
+    times = series.column("power_w")[0] - played[3]
+    inside = times[(times >= start_s) & (times <= end_s)]
+    longest_s = max(later - earlier for earlier, later in zip(inside, inside[1:], strict=False))
+    if longest_s > 1.1 * PERIOD_S:
+        pytest.skip(f"this machine was too busy: {longest_s:.3f} s between two readings")
+
+
 @pytest.mark.acceptance
 @pytest.mark.timeout(300)
 def test_a_spike_of_150_ms_between_two_averages(played):
     """300 W, and 700 W for 0.15 s: 0.1 s peak 700 W, 1 s peak 0.15 x 700 + 0.85 x 300 = 360 W."""
     summary, window = found(played, "nvidia", SPIKE)
+    _skip_where_late(played, SPIKE, 1.9, 2.3)
     assert summary.metrics["gpu_peak_power_w_0.1s"] == pytest.approx(700.0, rel=0.01)
     assert summary.metrics["gpu_peak_power_w_1s"] == pytest.approx(360.0, rel=0.01)
     assert summary.metrics["pool_gpu_energy_j"] == pytest.approx(300.0 * window.length_s + 400.0 * 0.15, rel=0.01)

@@ -43,7 +43,7 @@ def test_power_and_throttling_reach_the_record_and_mlflow(tmp_path):
 
     folder = StateFolder(tmp_path / "state" / "measured")
     records = read_results(folder.read_spec(), folder)[0].records
-    assert len(records) == 2
+    assert len(records) >= 2
     for record in records:
         assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
         assert record.metrics["throttle_fraction"] == pytest.approx(1.0, abs=0.05)
@@ -59,7 +59,7 @@ def _check_mlflow(folder, records):
     client = MlflowClient(f"sqlite:///{folder.path / 'mlflow.db'}")
     (experiment,) = [one for one in client.search_experiments() if one.name == "measured"]
     runs = client.search_runs([experiment.experiment_id], "tags.`autotune.role` = 'trial'")
-    assert len(runs) == 2
+    assert len(runs) == len(records)
     for run in runs:
         assert "telemetry.parquet" in {item.path for item in client.list_artifacts(run.info.run_id)}
         points = client.get_metric_history(run.info.run_id, "telemetry/power_w")
