@@ -201,7 +201,7 @@ def test_a_limit_below_what_the_lowest_clock_draws_is_passed_and_costs_no_more_t
 
 
 def test_a_device_of_its_own_gets_the_general_coefficients():
-    own = gpu("mine", own={"mine": gpu("h100-sxm-80gb").model_dump() | {"name": ""}})
+    own = gpu("mine", own={"mine": gpu("h100-sxm-80gb").model_copy(update={"name": "mine"})})
     assert shipped_power(own) == shipped_power(gpu("h200"))
     assert shipped_power(gpu("a40")) != shipped_power(own)
 
