@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from autotune.run_spread import RunSpread, other_runs
 from autotune.steady_state import steady, steady_interval
 from launchers.base import StepRecord
+from search_spaces.gpus import GpuSpec
+from search_spaces.hardware import PoolSpec
 from search_spaces.model import Workload
+from search_spaces.model_flops import model_flops_per_token
 
 _DEFAULT_SPREAD = RunSpread()
 
@@ -62,6 +67,7 @@ def summarise(
         "step_time_s": interval.median,
         "step_interval_fraction": within.half_width,
         "run_spread_fraction": spread.relative,
+        "step_time_cv": float(np.std(values) / np.mean(values)),
         "steady_steps": float(interval.samples),
         "interval_coverage": interval.coverage,
         "first_step_s": steps[0].step_s,
@@ -72,3 +78,24 @@ def summarise(
     if peaks:
         metrics["peak_memory_gib"] = max(peaks)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gpu: GpuSpec | None) -> dict[str, float]:
+    """What follows from a trial's metrics and its machines; nothing where it was not measured.
+
+    `model_tflops_per_gpu`: model operations (`model_flops_per_token`: no recomputation, causal attention counted once) per second
+    and GPU, in 10^12; `mfu`: over the device's dense bf16 peak; `memory_headroom_fraction`: device memory above the peak that torch
+    allocated; `usd_per_million_tokens`: at the pool's price.
+    """
+    tokens_per_s = metrics.get("tokens_per_s_per_gpu")
+    if tokens_per_s is None:
+        return {}
+    tflops = model_flops_per_token(workload.model, workload.seq_length) * tokens_per_s / 1e12
+    found = {"model_tflops_per_gpu": tflops}
+    if gpu is not None and workload.device == "cuda":
+        found["mfu"] = tflops * 1e12 / gpu.peak("bf16")
+        if "peak_memory_gib" in metrics:
+            found["memory_headroom_fraction"] = 1.0 - metrics["peak_memory_gib"] / gpu.memory_gib
+    if pool.usd_per_gpu_hour is not None:
+        found["usd_per_million_tokens"] = pool.usd_per_gpu_hour / 3600.0 / tokens_per_s * 1e6
+    return found

@@ -16,6 +16,7 @@ from autotune.confirm import next_config
 from autotune.launchable import Launchable
 from autotune.ledger import Ledger
 from autotune.measured import measure
+from autotune.metrics import derived
 from autotune.proposal import Proposal
 from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
@@ -183,10 +184,11 @@ class PoolStudy:
         shown = measure(self.workload, result, self._spec.measurement, self.run_spread)
         if stopped_by_user and shown.outcome is not Outcome.COMPLETED:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
+        gpu = self.refit.machines.gpu if self.refit.machines else None
         record = replace(
             proposal.ended(self.name, shown.outcome, shown.detail),
             steps=shown.steps,
-            metrics={**shown.metrics, **proposal.predicted},
+            metrics={**shown.metrics, **derived(shown.metrics, self.workload, self.pool, gpu), **proposal.predicted},
             environment=shown.environment,
             contaminated=shown.contaminated,
             log_folder=result.log_folder,

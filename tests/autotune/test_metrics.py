@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.metrics import readable, summarise, tokens_per_s_per_gpu
+from autotune.metrics import derived, readable, summarise, tokens_per_s_per_gpu
 from autotune.run_spread import RunSpread
 from launchers.base import StepRecord
+from search_spaces.gpus import gpu as find_gpu
+from search_spaces.hardware import PoolSpec
+from search_spaces.model import ModelSpec
+from search_spaces.model_flops import model_flops_per_token
 
 from .study_cases import steps_of, study_spec
 
@@ -40,6 +44,7 @@ def test_every_metric_by_hand():
         "tokens_per_s_per_gpu_low": pytest.approx(320.0 / wider),
         "tokens_per_s_per_gpu_high": pytest.approx(320.0 * wider),
         "step_time_s": 0.4,
+        "step_time_cv": pytest.approx((0.56 / 9) ** 0.5 / (1.4 / 3)),
         "step_interval_fraction": 1.0,
         "run_spread_fraction": 0.0,
         "steady_steps": 3.0,
@@ -92,3 +97,33 @@ def test_metrics_are_finite_whatever_was_reported(reported, warmup):
 def test_the_interval_of_the_speed_holds_the_speed(seconds):
     metrics = summarise(WORKLOAD, steps(*seconds), 0)
     assert metrics["tokens_per_s_per_gpu_low"] <= metrics["tokens_per_s_per_gpu"] <= metrics["tokens_per_s_per_gpu_high"]
+
+
+def test_model_operations_are_those_of_the_published_count():
+    """GPT-3 175B at 2,048 tokens: Narayanan et al. 2021, equation 3 without recomputation, attention halved for the mask."""
+    layers, hidden, vocabulary, sequence = 96, 12288, 51200, 2048
+    model = ModelSpec(
+        num_layers=layers,
+        hidden_size=hidden,
+        num_attention_heads=96,
+        vocab_size=vocabulary,
+        ffn_hidden_size=4 * hidden,
+        swiglu=False,
+        untie_embeddings_and_output_weights=False,
+    )
+    published = 72 * layers * hidden**2 * (1 + sequence / (12 * hidden) + vocabulary / (12 * layers * hidden))
+    assert model_flops_per_token(model, sequence) == pytest.approx(published, rel=1e-3)
+
+
+def test_derived_metrics_follow_from_the_measured_ones():
+    gpu = find_gpu("h200")
+    pool = PoolSpec(name="p", gpu="h200", gpus_per_node=4, usd_per_gpu_hour=3.6)
+    workload = WORKLOAD.model_copy(update={"device": "cuda"})
+    shown = derived({"tokens_per_s_per_gpu": 1000.0, "peak_memory_gib": 0.75 * gpu.memory_gib}, workload, pool, gpu)
+    assert shown["memory_headroom_fraction"] == pytest.approx(0.25)
+    assert shown["usd_per_million_tokens"] == pytest.approx(1.0)
+    assert shown["mfu"] == pytest.approx(shown["model_tflops_per_gpu"] * 1e12 / gpu.peak("bf16"))
+    assert derived({}, workload, pool, gpu) == {}
+    assert set(derived({"tokens_per_s_per_gpu": 1.0}, WORKLOAD, PoolSpec(name="p", gpus_per_node=4), None)) == {
+        "model_tflops_per_gpu"
+    }
