@@ -372,6 +372,13 @@ MUTATIONS = (
         "tests/autotune/test_power_metrics.py",
     ),
     Mutation(
+        "telemetry: a hidden partner's die joins nobody",
+        "autotune/telemetry/amd.py",
+        "if waiting is not None and waiting.tells_power:",
+        "if waiting is not None:",
+        "tests/telemetry/test_cases_amd.py",
+    ),
+    Mutation(
         "telemetry: context GPUs are not charged",
         "autotune/telemetry_summary.py",
         'if one.charged and one.info.vendor != "host"',
