@@ -215,12 +215,5 @@ def reported_series(samples: Sequence[GpuSample], node: int) -> tuple[Series, ..
     by_gpu: dict[str, list[GpuSample]] = {}
     for sample in samples:
         by_gpu.setdefault(sample.gpu, []).append(sample)
-    found = []
-    for index, (uuid, readings) in enumerate(by_gpu.items()):
-        rings = [Ring(COLUMNS[group], len(readings)) for group in (FAST_FIELDS, SLOW_FIELDS)]
-        for ring in rings:
-            for sample in readings:
-                ring.append(sample)
-        info = GpuInfo(uuid, index, "reported", "reported by the program", "", uuid, power_source="instant")
-        found.append(Series(info, {name: pair for ring in rings for name, pair in ring.columns().items()}, node=node))
-    return tuple(found)
+    infos = (GpuInfo(uuid, index, "reported", "reported", "", uuid, power_source="instant") for index, uuid in enumerate(by_gpu))
+    return tuple(series_of(info, by_gpu[info.uuid], node=node) for info in infos)
