@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import optuna
@@ -67,7 +68,7 @@ class PoolStudy:
     ) -> None:
         """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
 
-        `predictions` are used in place of those that are refitted to the measured trials.
+        The sampler starts from `predictions`; none = those of the machines as they are known after the first trial.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -86,7 +87,8 @@ class PoolStudy:
         self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
-        self._sampler = candidate_sampler(spec, self.candidates, predictions or self.refit.predictions)
+        # The sampler learns what predictions miss by itself: one that moved under it would be corrected twice.
+        self._sampler = candidate_sampler(spec, self.candidates, predictions or cache(self.refit.predictions))
         self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
         self._attempts = Attempts()
         self._baseline_due = True
