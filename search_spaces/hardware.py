@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
 
 
 class RankEnvironment(BaseModel):
@@ -82,6 +83,17 @@ class PoolSpec(BaseModel):
     usd_per_gpu_hour: PositiveFloat | None = None
     power_limit_command: str | None = None
     telemetry: TelemetrySpec = TelemetrySpec()
+
+    @field_validator("power_limit_command")
+    @classmethod
+    def _says_which_gpu_and_how_much(cls, command: str | None) -> str | None:
+        try:
+            names = {name for _, name, _, _ in Formatter().parse(command or "{gpu}{watts}") if name is not None}
+        except ValueError as error:
+            raise ValueError(f"{error} (write {{watts}} and {{gpu}} or {{uuid}}, and braces of its own doubled)") from None
+        if "watts" not in names or not names & {"gpu", "uuid"} or names - {"watts", "gpu", "uuid"}:
+            raise ValueError("needs {watts} and {gpu} or {uuid} (e.g. sudo nvidia-smi -i {gpu} -pl {watts})")
+        return command
 
     @model_validator(mode="before")
     @classmethod

@@ -46,7 +46,7 @@ def study_data(**fields: Any) -> dict[str, Any]:
         "seq_length": 32,
         "search": dict(SMALL_SEARCH),
         "sampler": "random",
-        "budget": {"trials": 1000},
+        "budget": {"trials": 1000, "confidence": None},
         "confirm": {"top": 0},
         "measurement": {"steps": 8, "warmup_steps": 2},
     }
