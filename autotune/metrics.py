@@ -15,8 +15,10 @@ from search_spaces.gpus import GpuSpec
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import Workload
 from search_spaces.model_flops import model_flops_per_token
+from search_spaces.wall_power import NodePower
 
 _DEFAULT_SPREAD = RunSpread()
+_BOARDS = ("pool_gpu_mean_power_w", "pool_gpu_peak_power_w")
 
 
 def tokens_per_s_per_gpu(workload: Workload, step_s: float) -> float:
@@ -85,7 +87,8 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
 
     `model_tflops_per_gpu`: model operations (`model_flops_per_token`: no recomputation, causal attention counted once) per second
     and GPU, in 10^12; `mfu`: over the device's dense bf16 peak; `memory_headroom_fraction`: device memory above the peak that torch
-    allocated; `usd_per_million_tokens`: at the pool's price.
+    allocated; `usd_per_million_tokens`: at the pool's price; `pool_wall_..._estimated`: watts at the wall of the pool's nodes, from
+    those of their boards (`wall_power`: no meter was read).
     """
     tokens_per_s = metrics.get("tokens_per_s_per_gpu")
     if tokens_per_s is None:
@@ -96,6 +99,10 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
         found["mfu"] = tflops * 1e12 / gpu.peak("bf16")
         if "peak_memory_gib" in metrics:
             found["memory_headroom_fraction"] = 1.0 - metrics["peak_memory_gib"] / gpu.memory_gib
+    if gpu is not None:
+        node = NodePower.of(pool, gpu)
+        boards = {name: watts for name, watts in metrics.items() if name.startswith(_BOARDS)}
+        found |= {f"{name.replace('_gpu_', '_wall_')}_estimated": node.wall_w(watts, pool.nodes) for name, watts in boards.items()}
     if pool.usd_per_gpu_hour is not None:
         found["usd_per_million_tokens"] = pool.usd_per_gpu_hour / 3600.0 / tokens_per_s * 1e6
     return found
