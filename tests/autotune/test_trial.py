@@ -33,5 +33,5 @@ STOPPED = Verdict(Outcome.STOPPED, "ended after step 9")
     ],
 )
 def test_the_end_of_a_measured_trial(verdicts, measured_s, outcome):
-    merged = Merged(steps=list(steps_of(0.1)), verdicts=verdicts, measured_s=measured_s)
+    merged = Merged(steps=list(steps_of(0.1)), verdicts=verdicts, enough_s=measured_s)
     assert merged.verdict().outcome is outcome
