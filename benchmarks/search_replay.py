@@ -52,7 +52,7 @@ def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
     """Measured seconds of the configurations that a method tries, in its order."""
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
-    budget = {"trials": min(most_trials, len(space.seconds))}
+    budget = {"trials": min(most_trials, len(space.seconds)), "confidence": None}
     spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": method, "seed": seed, "budget": budget})
     launcher = TableLauncher(space.seconds)
     study = PoolStudy(
