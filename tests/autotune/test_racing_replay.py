@@ -8,10 +8,13 @@ import pytest
 
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.proposal import Proposal
 from autotune.records import Phase
+from autotune.run_spread import RunSpread
 from autotune.spec import load_study
 from benchmarks import racing_replay
 from benchmarks.exhaustive_cpu import STUDY
+from search_spaces.config import TrialConfig
 
 SPEC = load_study(STUDY)
 STEPS = 14
@@ -67,12 +70,31 @@ def test_without_racing_the_seconds_are_those_of_the_trials_own_ends(traces):
 
 
 def test_a_configuration_is_confirmed_with_its_other_runs(traces):
-    recorded = racing_replay.Recorded(SPEC, traces)
-    config, runs = next(iter(traces.items()))
-    drawn = [recorded._left[config].pop(0) for _ in runs]
-    assert sorted(drawn) == sorted(runs)
     study = racing_replay.study_of(SPEC, traces, 0, 5, racing=True)
     assert (study.confirm.repeats, study.confirm_steps, study.measurement.steps) == (2, STEPS, STEPS)
+    recorded = racing_replay.Recorded(study, traces)
+    config, runs = next(iter(traces.items()))
+    shown = [recorded.run(Proposal(None, config, Phase.CONFIRM, 0.0), RunSpread()) for _ in runs]
+    assert sorted([step.step_s for step in result.steps] for result in shown) == sorted(runs)
+
+
+def test_a_trial_ends_where_a_real_one_would(traces):
+    recorded = racing_replay.Recorded(racing_replay.study_of(SPEC, traces, 0, 5, racing=True), traces)
+    config = next(iter(traces))
+    beaten = recorded.run(Proposal(None, config, Phase.EXPLORE, 0.0, beaten_s=1e-3), RunSpread())
+    assert beaten.raced_out and len(beaten.steps) == 6, "two of warm-up and four that tell"
+    able = recorded.run(Proposal(None, config, Phase.EXPLORE, 0.0, beaten_s=1e3), RunSpread())
+    assert not able.raced_out and len(able.steps) > 6
+
+
+def test_within_the_best_are_those_inside_the_interval_of_its_runs():
+    warm = [9.0, 9.0]
+    runs = {
+        TrialConfig(micro_batch_size=1): [warm + [1.0] * 8, warm + [1.0] * 8, warm + [1.1] * 8],
+        TrialConfig(micro_batch_size=2): [warm + [1.09] * 8] * 3,
+        TrialConfig(micro_batch_size=4): [warm + [1.0] * 8, warm + [1.2] * 8, warm + [1.2] * 8],
+    }
+    assert [config.micro_batch_size for config in racing_replay.within_best(runs, 2)] == [1, 2]
 
 
 def test_runs_of_nearly_the_same_speed_are_not_ended(traces):
