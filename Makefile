@@ -39,6 +39,10 @@ python benchmarks/legality_space.py
 python benchmarks/prediction_speed.py
 python benchmarks/legal_trains.py --cases 200
 python benchmarks/proposal_time.py
+python benchmarks/exhaustive_cpu.py --output exhaustive_cpu.json
+python benchmarks/racing_replay.py exhaustive_cpu.json
+pytest -m acceptance tests/gpu
+python tests/gpu/one_gpu.py
 endef
 
 help:  ## Show the targets

@@ -211,7 +211,8 @@ def status(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False)
     spec, driver = folder.read_spec(), folder.driver()
     results = read_results(spec, folder)
     if as_json:
-        _print_json({"driver_pid": int(driver["pid"]) if driver else None, "pools": results_json(results)})
+        pools = results_json(results, trials=True)
+        _print_json({"driver_pid": int(driver["pid"]) if driver else None, "pools": pools})
         return
     console.print(f"driver: {'running, pid ' + str(int(driver['pid'])) if driver else 'none is running'}")
     console.print(trial_table([record for result in results for record in result.records if not record.violations]))

@@ -7,15 +7,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from autotune.objective import THROUGHPUT, Objective
 from autotune.records import Phase, TrialRecord
 from autotune.run_spread import RunSpread, other_runs
-from autotune.steady_state import steady, steady_interval
+from autotune.spec_parts import Measurement
+from autotune.steady_state import is_measured, steady, steady_interval
 from search_spaces.model import Workload
 
 SAVED = "raced_out_saved_s"
 _FEWEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Enough:
+    """Why a running trial need not run on.
+
+    Attributes:
+        why: What its steps told.
+        raced_out: Whether that is that it is of no use.
+    """
+
+    why: str
+    raced_out: bool
+
+
+def enough(step_s: Sequence[float], measurement: Measurement, beaten_s: float | None, spread: RunSpread) -> Enough | None:
+    """Whether a running trial's steps tell enough; None where it must run on. Asked after every step.
+
+    Args:
+        step_s: Seconds of every step so far.
+        measurement: Which steps count, and how narrow the median's interval has to be.
+        beaten_s: Step seconds that it has to reach to be of use; None = it is not raced.
+        spread: How much runs of one configuration differ.
+    """
+    if measurement.interval and is_measured(step_s, measurement.warmup_steps, measurement.interval):
+        return Enough(f"measured well enough after {len(step_s)} steps", raced_out=False)
+    if beaten_s is not None and is_beaten(step_s, measurement.warmup_steps, beaten_s, spread):
+        return Enough(f"beaten beyond doubt after {len(step_s)} steps", raced_out=True)
+    return None
 
 
 def beaten_step_s(

@@ -130,8 +130,8 @@ def _counts(result: PoolResults) -> str:
     return f"Trials: {ended or 'none'}.{saved}" + (f" Refused by rule: {rules}." if rules else "")
 
 
-def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
-    """The same for scripts, one entry per pool."""
+def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> list[dict[str, Any]]:
+    """The same for scripts, one entry per pool; with `trials` each ended trial too, but the refused ones."""
     return [
         {
             "study": result.study,
@@ -148,6 +148,7 @@ def results_json(results: Sequence[PoolResults]) -> list[dict[str, Any]]:
             "explanation": list(result.explanation),
             "spent": asdict(result.spent),
         }
+        | ({"trials": [_trial_json(record) for record in result.records if not _refused(record)]} if trials else {})
         for result in results
     ]
 
@@ -157,6 +158,15 @@ def _record_json(record: TrialRecord | None) -> dict[str, Any] | None:
         return None
     config = record.config.changed()
     return {"trial": record.number, "config": config, "argv": list(record.argv), "metrics": dict(record.metrics)}
+
+
+def _refused(record: TrialRecord) -> bool:
+    return record.outcome is Outcome.REFUSED
+
+
+def _trial_json(record: TrialRecord) -> dict[str, Any]:
+    how = {"phase": record.phase.value, "outcome": record.outcome.value, "detail": record.detail}
+    return {**(_record_json(record) or {}), **how, "contaminated": record.contaminated}
 
 
 def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:

@@ -16,9 +16,8 @@ from ray.exceptions import RayError
 from autotune.contamination import Witness
 from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
-from autotune.racing import is_beaten
+from autotune.racing import enough
 from autotune.records import TrialResult
-from autotune.steady_state import is_measured
 from autotune.telemetry.clocks import ClockOffset, clock_offset
 from autotune.telemetry.series import NodeTelemetry
 from autotune.telemetry_summary import TrialTelemetry
@@ -56,15 +55,11 @@ class Merged:
 
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
-        wanted = request.measurement
-        seconds = [step.step_s for step in readable(self.steps)]
         if self.enough_s is not None:
             return
-        if wanted.interval and is_measured(seconds, wanted.warmup_steps, wanted.interval):
-            self.enough_s, self.why_enough = time.time(), f"measured well enough after {len(seconds)} steps"
-        elif request.beaten_s is not None and is_beaten(seconds, wanted.warmup_steps, request.beaten_s, request.spread):
-            self.enough_s, self.why_enough = time.time(), f"beaten beyond doubt after {len(seconds)} steps"
-            self.raced_out = True
+        seconds = [step.step_s for step in readable(self.steps)]
+        if found := enough(seconds, request.measurement, request.beaten_s, request.spread):
+            self.enough_s, self.why_enough, self.raced_out = time.time(), found.why, found.raced_out
 
     def verdict(self) -> Verdict:
         """One verdict for the trial. What breaks while it is being ended, because it told enough, is no fault."""

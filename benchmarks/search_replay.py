@@ -31,11 +31,9 @@ from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no pa
 from autotune.records import TrialResult  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
 from benchmarks.replay_spaces import Space, spaces  # noqa: E402
-from launchers.base import Command, StepRecord  # noqa: E402
+from benchmarks.table_launcher import TableLauncher  # noqa: E402
+from launchers.base import StepRecord  # noqa: E402
 from launchers.outcome import Outcome  # noqa: E402
-from search_spaces.config import TrialConfig  # noqa: E402
-from search_spaces.legality import Violation  # noqa: E402
-from search_spaces.model import Workload  # noqa: E402
 
 ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
 DETERMINISTIC = ("residual", "grid", *ORDERS)
@@ -44,48 +42,26 @@ AFTER = (3, 5, 10)
 _STEPS = 4
 
 
-class ReplayLauncher:
-    """Launches nothing; refuses what was not measured."""
-
-    name = program = "replay"
-    preload: tuple[str, ...] = ()
-
-    def __init__(self, space: Space) -> None:
-        self._seconds = space.seconds
-
-    def refusals(self, workload: Workload, config: TrialConfig) -> list[Violation]:
-        """What is not in the table cannot be run."""
-        return [] if config in self._seconds else [Violation("not_measured", 1.0, "the table has no such configuration")]
-
-    def job(self, workload: Workload, config: TrialConfig, *, steps: int, seed: int) -> dict[str, Any]:
-        """Nothing to run."""
-        return {}
-
-    def command(self, workload: Workload, config: TrialConfig, folder: Path, *, steps: int, seed: int) -> Command:
-        """Nothing to run."""
-        return Command((), {})
-
-    def result(self, config: TrialConfig) -> TrialResult:
-        """A trial with the measured seconds."""
-        seconds = self._seconds[config]
-        steps = (StepRecord(step + 1, step * seconds, seconds, 1.0, 1.0, 0, None) for step in range(_STEPS))
-        return TrialResult(Outcome.COMPLETED, "", tuple(steps))
+def result(seconds: float) -> TrialResult:
+    """A trial with the measured seconds."""
+    steps = (StepRecord(step + 1, step * seconds, seconds, 1.0, 1.0, 0, None) for step in range(_STEPS))
+    return TrialResult(Outcome.COMPLETED, "", tuple(steps))
 
 
 def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
     """Measured seconds of the configurations that a method tries, in its order."""
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
-    budget = {"trials": min(most_trials, len(space.seconds))}
+    budget = {"trials": min(most_trials, len(space.seconds)), "confidence": None}
     spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": method, "seed": seed, "budget": budget})
-    launcher = ReplayLauncher(space)
+    launcher = TableLauncher(space.seconds)
     study = PoolStudy(
         spec, spec.pools[0], launcher, InMemoryStorage(), lambda study, record: None, predictions=cache(space.predictions)
     )
     tried = []
     while (proposal := study.propose()) is not None:
         tried.append(space.seconds[proposal.config])
-        study.finish(proposal, launcher.result(proposal.config))
+        study.finish(proposal, result(tried[-1]))
     return tried
 
 
