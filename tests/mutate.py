@@ -31,6 +31,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "ties go to the lower power",
+        "autotune/confirm.py",
+        "winner = min(tied, key=_mean_power_w) if",
+        "winner = leader if",
+        "tests/autotune/test_confirm.py",
+    ),
+    Mutation(
+        "what crosses a limit when confirmed never wins",
+        "autotune/confirm.py",
+        "return any(run.outcome is not Outcome.COMPLETED or objective.violations(run.metrics) for run in self.runs)",
+        "return any(run.outcome is not Outcome.COMPLETED for run in self.runs)",
+        "tests/autotune/test_confirm.py",
+    ),
+    Mutation(
+        "a trial that lacks a term is infeasible",
+        "autotune/objective.py",
+        "for name in lacking] + crossed",
+        "for name in ()] + crossed",
+        "tests/autotune/test_objective.py",
+    ),
+    Mutation(
+        "a guard refuses what it cannot keep",
+        "autotune/launchable.py",
+        "            self.allowed &= guard.kept\n",
+        "",
+        "tests/autotune/test_guards.py",
+    ),
+    Mutation(
+        "a rival that may still win runs on",
+        "autotune/racing.py",
+        "return other_runs(steady_interval(values), spread).low > beaten_s",
+        "return steady_interval(values).median > beaten_s",
+        "tests/autotune/test_racing.py",
+    ),
+    Mutation(
         "the requested limit comes back, not what a trial requested",
         "autotune/power_limits.py",
         "watts = older.watts if older else gpu.requested_power_limit_w()",
@@ -130,7 +165,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a failed trial is a constraint violation",
-        "autotune/judge.py",
+        "autotune/ledger.py",
         "return max(1.0, amount) if math.isfinite(amount) else 1.0",
         "return -1.0",
         "tests/autotune/test_pool_study.py",
@@ -179,9 +214,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a lost trial is FAIL, not a result",
-        "autotune/pool_study.py",
-        "        if record.outcome is Outcome.LOST:\n            value = None",
-        "        if False:\n            value = None",
+        "autotune/ledger.py",
+        "        if record.outcome is Outcome.LOST:\n            return record",
+        "        if False:\n            return record",
         "tests/autotune/test_pool_study.py",
     ),
     Mutation(
@@ -194,8 +229,8 @@ MUTATIONS = (
     Mutation(
         "the median's interval covers 95 %",
         "autotune/steady_state.py",
-        ">= confidence",
-        ">= confidence / 2",
+        "_coverage(effective, rank + 1) >= confidence",
+        "_coverage(effective, rank + 1) >= confidence / 2",
         "tests/autotune/test_steady_state.py",
     ),
     Mutation(
@@ -229,8 +264,8 @@ MUTATIONS = (
     Mutation(
         "predictions follow measured trials",
         "autotune/pool_study.py",
-        "        self.refit.learn(record)\n",
-        "",
+        "        self._ledger.add(record)\n        self.refit.learn(record)\n",
+        "        self._ledger.add(record)\n",
         "tests/autotune/test_refit.py",
     ),
     Mutation(
