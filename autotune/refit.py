@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 40
 PREFIX = "predicted_"
 CALIBRATION_FILE = "calibration.json"
+_NEWS = 0.25
 _LATEST_ERRORS = 20
 _LEAST_ERRORS = 3
 _FITS = {"fits": 1.0, "at_risk": 0.5, "does_not_fit": 0.0}
@@ -143,8 +144,11 @@ class Refit:
         return {PREFIX + name: value for name, value in named.items()}
 
     def update(self) -> None:
-        """Fit the coefficients again where trials have been measured since the last time, and keep them."""
-        if self._prior is None or self.machines is None or len(self._rows) == self._fitted:
+        """Fit the coefficients again where enough trials have been measured since the last time, and keep them.
+
+        One more is enough at first; with many behind it, one more moves little, so it takes a quarter more.
+        """
+        if self._prior is None or self.machines is None or len(self._rows) <= self._fitted * (1.0 + _NEWS):
             return
         self._fitted = len(self._rows)
         rows = chosen(self._rows)

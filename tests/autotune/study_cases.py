@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage, InMemoryStorage
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import TrialRecord, TrialResult
+from autotune.refit import Refit
 from autotune.spec import StudySpec
 from launchers.base import Command, StepRecord
 from launchers.outcome import Outcome
@@ -79,8 +80,10 @@ class NoLauncher:
 
 
 def open_pool(spec: StudySpec, storage: BaseStorage | None = None, launcher: NoLauncher | None = None, pool: int = 0) -> PoolStudy:
-    """One pool's study, in memory where no storage is given."""
-    return PoolStudy(spec, spec.pools[pool], launcher or NoLauncher(), storage or InMemoryStorage(), lambda study, record: None)
+    """One pool's study, in memory where no storage is given. Made-up seconds teach its predictions nothing."""
+    study = PoolStudy(spec, spec.pools[pool], launcher or NoLauncher(), storage or InMemoryStorage(), lambda study, record: None)
+    study.refit = Refit(study.name, study.table, None, ("", ""), None)
+    return study
 
 
 def steps_of(step_s: float, count: int = 8, loss: float = 5.0) -> tuple[StepRecord, ...]:

@@ -50,7 +50,8 @@ def test_predictions_at_launch_get_better_while_the_study_runs():
     found = errors(study.records)
     assert np.mean(found[:2]) > 0.25
     assert np.mean(found[-6:]) < 0.1
-    assert [r.metrics["predicted_from_trials"] for r in study.records if r.metrics] == list(range(14))
+    behind = [r.metrics["predicted_from_trials"] for r in study.records if r.metrics]
+    assert behind == [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 8, 11, 11, 11], "every trial counts at once while there are few"
 
 
 def test_the_table_follows_the_refit_and_keeps_its_memory():
