@@ -14,6 +14,7 @@ leave the predicted order as it is, and trials that contradict it take its say a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +47,11 @@ HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
 )
+LIMIT_HYPOTHESES = (
+    *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
+    Hypothesis(0.3, 0.3, 0.3),
+)
+"""Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
 
 
 class OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
@@ -139,7 +145,15 @@ class Belief:
 class ResidualModel:
     """The residuals' Gaussian processes after some trials."""
 
-    def __init__(self, features: Features, predicted: Floats, rows: Rows, measured: Floats, noise: Floats) -> None:
+    def __init__(
+        self,
+        features: Features,
+        predicted: Floats,
+        rows: Rows,
+        measured: Floats,
+        noise: Floats,
+        hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+    ) -> None:
         """Condition every hypothesis on the trials.
 
         Args:
@@ -148,18 +162,19 @@ class ResidualModel:
             rows: Candidates that were measured; may be empty.
             measured: Their scores.
             noise: Standard deviations of these.
+            hypotheses: How far the prediction may be off.
         """
         self._features = features
         self._predicted = predicted
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
-        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in HYPOTHESES]
+        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in hypotheses]
         logs = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
         weights = np.exp(logs - logs.max())
         kept = weights >= _NEGLIGIBLE * weights.sum()
         self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]
-        self._hypotheses = [hypothesis for hypothesis, keep in zip(HYPOTHESES, kept, strict=True) if keep]
+        self._hypotheses = [hypothesis for hypothesis, keep in zip(hypotheses, kept, strict=True) if keep]
         self._weights = weights[kept] / weights[kept].sum()
 
     def belief(self, rows: Rows) -> Belief:
