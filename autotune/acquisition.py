@@ -102,7 +102,10 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choi
         seed: Of the candidates drawn at random where there are many.
     """
     out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
-    fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp)) if view.memory else np.ones(len(view.score))
+    fits = np.ones(len(view.score))
+    if view.memory:
+        peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
+        fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp), peaks)
     model, believed = _model(view, seen)
     limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
