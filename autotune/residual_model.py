@@ -5,7 +5,7 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 * an offset, the same for all candidates;
 * an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
 * a stretch of the predicted range: how much of the predicted differences is real;
-* a smooth function of the knobs.
+* an effect of every knob by itself, and a smooth function of all of them.
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
@@ -36,20 +36,30 @@ _KNOBS_AT_UNIT_LENGTH = 5
 
 
 class Hypothesis(NamedTuple):
-    """How far the prediction may be off: standard deviations of a part's log factor, of the stretch, and of the knobs' function."""
+    """How far the prediction may be off.
+
+    Attributes:
+        parts: Standard deviation of a part's log factor.
+        stretch: Of the stretch.
+        knobs: Of the knobs' smooth function.
+        slopes: Of a knob's own effect per step of its scale, whatever the others are.
+    """
 
     parts: float
     stretch: float
     knobs: float
+    slopes: float = 0.0
 
 
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
+    *(Hypothesis(1.0, 1.0, knobs, slopes=0.2) for knobs in (0.05, 0.15)),
 )
 LIMIT_HYPOTHESES = (
     *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
     Hypothesis(0.3, 0.3, 0.3),
+    Hypothesis(0.3, 0.3, 0.05, slopes=0.1),
 )
 """Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
 
@@ -110,6 +120,8 @@ class Features:
             found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
         if width > stretch + 1:
             found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
+            if hypothesis.slopes:
+                found += _fixed(hypothesis.slopes) * OnColumns(_linear(), stretch + 1, width)
         return found
 
 
