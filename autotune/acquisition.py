@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from scipy.stats import norm
 
 from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
-from autotune.residual_model import NOISE, Belief, Floats, ResidualModel, Rows
+from autotune.residual_model import LIMIT_HYPOTHESES, NOISE, Belief, Floats, ResidualModel, Rows
 
 SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
@@ -19,8 +20,10 @@ FIRST_BY_MEAN = 2
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
 GAIN = 0.01
 """A candidate that beats the best by less is no gain worth a trial."""
-CONFIDENCE = 0.8
-"""Candidates that keep the limits less surely are tried only where no other is left on the short list."""
+RISK = 0.1
+"""Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
+FREE = 5
+"""The first trials may cross limits: nothing tells yet where these lie."""
 _ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
 _NO_CHANCE = 1e-9
 _NO_IMPROVEMENT = 1e-12
@@ -35,6 +38,7 @@ class Seen:
         scores: Their scores, a logarithm.
         noise: Standard deviations of these.
         metrics: Their metrics.
+        metrics_noise: Standard deviations of the logarithms of these.
         running: Candidates that run now.
         failed: Candidates that failed.
         out_of_memory: Those of them that ran out of memory.
@@ -44,6 +48,7 @@ class Seen:
     scores: list[float] = field(default_factory=list)
     noise: list[float] = field(default_factory=list)
     metrics: list[Mapping[str, float]] = field(default_factory=list)
+    metrics_noise: list[float] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     out_of_memory: list[int] = field(default_factory=list)
@@ -52,6 +57,13 @@ class Seen:
         """Best score within the limits; minus infinity where there is none."""
         within = (score for score, metrics in zip(self.scores, self.metrics, strict=True) if _within(limits, metrics))
         return max(within, default=-math.inf)
+
+    def risk(self, limits: tuple[Limit, ...]) -> float:
+        """Probability of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `RISK` itself."""
+        if len(self.rows) < FREE:
+            return 1.0
+        crossings = sum(not _within(limits, metrics) for metrics in self.metrics[FREE:])
+        return max(RISK, RISK * (len(self.rows) + 1 - FREE) - crossings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +102,20 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choi
         seed: Of the candidates drawn at random where there are many.
     """
     out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
-    fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp)) if view.memory else np.ones(len(view.score))
+    fits = np.ones(len(view.score))
+    if view.memory:
+        peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
+        fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp), peaks)
     model, believed = _model(view, seen)
     limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
     short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE) + kept_roughly, seed)
     keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
-    if (sure := keeps >= CONFIDENCE).any():
-        short, keeps = short[sure], keeps[sure]
     runs = fits[short] * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
-    place, improvement = _best_place(belief, chance, seen.best(view.limits), believed, len(seen.rows))
+    afforded = 1.0 - keeps <= seen.risk(view.limits)
+    allowed = afforded if afforded.any() else np.ones_like(afforded)
+    place, improvement = _best_place(belief, chance, allowed, seen.best(view.limits), believed, len(seen.rows))
     return Choice(
         row=int(short[place]),
         score=float(belief.mean[place]),
@@ -123,12 +138,14 @@ def shortlist(rows: Rows, worth: Floats, seed: tuple[int, ...]) -> Rows:
     return np.sort(rows[np.concatenate([order[:most], drawn])])
 
 
-def _best_place(belief: Belief, chance: Floats, best: float, believed: Floats, measured: int) -> tuple[int, float]:
-    """Place of the most promising candidate, and its expected improvement over the best of the measured."""
-    throughput = belief.mean + np.log(chance)
+def _best_place(
+    belief: Belief, chance: Floats, allowed: npt.NDArray[np.bool_], best: float, believed: Floats, measured: int
+) -> tuple[int, float]:
+    """Place of the most promising candidate of those allowed, and the largest expected improvement over the best measured."""
+    throughput = np.where(allowed, belief.mean + np.log(chance), -np.inf)
     if math.isinf(best) and not len(believed):
         return int(throughput.argmax()), math.inf
-    improvement = chance * belief.expected_improvement(max([best, *believed]))
+    improvement = np.where(allowed, chance * belief.expected_improvement(max([best, *believed])), 0.0)
     first = measured < FIRST_BY_MEAN and not len(believed)
     place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else improvement).argmax())
     return place, float(improvement.max()) if math.isfinite(best) else math.inf
@@ -162,10 +179,10 @@ def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
 
 def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     """The model of a limited metric, on the trials that measured it."""
-    pairs = [(row, value) for row, m in zip(seen.rows, seen.metrics, strict=True) if (value := m.get(limit.metric, 0.0)) > 0]
-    rows = np.array([row for row, _ in pairs], dtype=np.intp)
-    measured = np.log([value for _, value in pairs])
-    return ResidualModel(view.features, limit.predicted, rows, measured, np.full(len(rows), NOISE))
+    values = np.array([metrics.get(limit.metric, 0.0) for metrics in seen.metrics])
+    known = values > 0
+    rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
+    return ResidualModel(view.features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES)
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:

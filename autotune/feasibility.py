@@ -14,7 +14,9 @@ from autotune.residual_model import Floats, Rows, smooth
 from search_spaces.columns import Ints
 
 SPREAD = 0.05
-"""Standard deviation of the logarithm of measured over predicted memory between configurations."""
+"""Standard deviation of the logarithm of measured over predicted memory between configurations, unless trials show a wider one."""
+_SPREADS = {SPREAD: 0.95, 0.15: 0.04, 0.45: 0.01}
+"""Probability of each before any trial."""
 _BIAS = 0.1
 _BIASES = np.linspace(-0.4, 0.4, 41)
 LARGER_THAN_OOM = 0.05
@@ -30,28 +32,37 @@ class Memory:
     Attributes:
         load: Logarithm of expected over available memory, (rows,).
         recompute: A number per way of recomputation, equal for equal ones, (rows,).
+        allocated: Logarithm of the peak that is expected to be measured, (rows,); None where nothing is expected.
     """
 
     load: Floats
     recompute: Ints
+    allocated: Floats | None = None
 
-    def fits(self, out_of_memory: Rows, fitted: Rows) -> Floats:
+    def fits(self, out_of_memory: Rows, fitted: Rows, measured: Floats | None = None) -> Floats:
         """Probability that each candidate fits, (rows,); never rises with predicted memory under the same recompute.
 
-        The predictions share an unknown bias, which the trials tell, and have a spread around it.
+        The predictions share an unknown bias and have a spread around it; the trials tell both. The wider the spread, the less an
+        out-of-memory says of candidates that are predicted larger.
 
         Args:
             out_of_memory: Candidates that ran out of memory.
             fitted: Candidates that did not.
+            measured: Logarithms of the peaks measured on these, NaN where there is none.
         """
-        logs = norm.logpdf(_BIASES, scale=_BIAS)
-        logs += norm.logcdf((self.load[out_of_memory][:, None] + _BIASES) / SPREAD).sum(axis=0)
-        logs += norm.logcdf(-(self.load[fitted][:, None] + _BIASES) / SPREAD).sum(axis=0)
+        spreads = np.array(list(_SPREADS))[:, None]
+        logs = np.log(list(_SPREADS.values()))[:, None] + norm.logpdf(_BIASES, scale=_BIAS)
+        logs = logs + norm.logcdf((self.load[out_of_memory][:, None, None] + _BIASES) / spreads).sum(axis=0)
+        logs = logs + norm.logcdf(-(self.load[fitted][:, None, None] + _BIASES) / spreads).sum(axis=0)
+        if measured is not None and self.allocated is not None:
+            logs = logs + _scatter_log(measured - self.allocated[fitted], spreads)
         weights = np.exp(logs - logs.max())
+        weights /= weights.sum()
         grid = np.linspace(-1.0, 1.0, 401)
-        probability = norm.cdf(-(grid[:, None] + _BIASES) / SPREAD) @ weights / weights.sum()
+        probability = np.einsum("gsb,sb->g", norm.cdf(-(grid[:, None, None] + _BIASES) / spreads), weights)
         found: Floats = np.interp(self.load, grid, probability)
-        found[self.larger_than(out_of_memory)] *= LARGER_THAN_OOM
+        trusted = float(weights[0].sum())
+        found[self.larger_than(out_of_memory)] *= 1.0 - trusted * (1.0 - LARGER_THAN_OOM)
         return found
 
     def larger_than(self, out_of_memory: Rows) -> np.ndarray:
@@ -60,6 +71,15 @@ class Memory:
         for row in out_of_memory:
             larger |= (self.recompute == self.recompute[row]) & (self.load >= self.load[row])
         return larger
+
+
+def _scatter_log(ratios: Floats, spreads: Floats) -> Floats:
+    """Log likelihood of each spread, (spreads, 1), from measured over predicted logarithms around their own unknown mean."""
+    known = ratios[np.isfinite(ratios)]
+    if len(known) < 2:  # noqa: PLR2004
+        return np.zeros_like(spreads)
+    squares = float(((known - known.mean()) ** 2).sum())
+    return np.asarray(-(len(known) - 1) * np.log(spreads) - squares / (2.0 * spreads**2))
 
 
 def succeeds(knobs: Floats, tried: Rows, failed: Sequence[bool], rows: Rows) -> Floats:

@@ -108,7 +108,8 @@ def outlook_of(table: CandidateTable, predictions: Predictions | None, expects: 
     load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
     recompute = pack([table.columns.column(name) for name in _RECOMPUTE], len(table))
     features = Features.of(score, _shares(predictions), knobs)
-    return Outlook(score, features, Memory(load, recompute), expects.bounds(predictions))
+    memory = Memory(load, recompute, np.log(predictions.memory.memory_gib))
+    return Outlook(score, features, memory, expects.bounds(predictions))
 
 
 def knob_features(table: CandidateTable) -> Floats:

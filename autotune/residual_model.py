@@ -5,7 +5,7 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 * an offset, the same for all candidates;
 * an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
 * a stretch of the predicted range: how much of the predicted differences is real;
-* a smooth function of the knobs.
+* an effect of every knob by itself, and a smooth function of all of them.
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
@@ -14,6 +14,7 @@ leave the predicted order as it is, and trials that contradict it take its say a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -35,17 +36,32 @@ _KNOBS_AT_UNIT_LENGTH = 5
 
 
 class Hypothesis(NamedTuple):
-    """How far the prediction may be off: standard deviations of a part's log factor, of the stretch, and of the knobs' function."""
+    """How far the prediction may be off.
+
+    Attributes:
+        parts: Standard deviation of a part's log factor.
+        stretch: Of the stretch.
+        knobs: Of the knobs' smooth function.
+        slopes: Of a knob's own effect per step of its scale, whatever the others are.
+    """
 
     parts: float
     stretch: float
     knobs: float
+    slopes: float = 0.0
 
 
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
+    *(Hypothesis(1.0, 1.0, knobs, slopes=0.2) for knobs in (0.05, 0.15)),
 )
+LIMIT_HYPOTHESES = (
+    *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
+    Hypothesis(0.3, 0.3, 0.3),
+    Hypothesis(0.3, 0.3, 0.05, slopes=0.1),
+)
+"""Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
 
 
 class OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
@@ -104,6 +120,8 @@ class Features:
             found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
         if width > stretch + 1:
             found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
+            if hypothesis.slopes:
+                found += _fixed(hypothesis.slopes) * OnColumns(_linear(), stretch + 1, width)
         return found
 
 
@@ -139,7 +157,15 @@ class Belief:
 class ResidualModel:
     """The residuals' Gaussian processes after some trials."""
 
-    def __init__(self, features: Features, predicted: Floats, rows: Rows, measured: Floats, noise: Floats) -> None:
+    def __init__(
+        self,
+        features: Features,
+        predicted: Floats,
+        rows: Rows,
+        measured: Floats,
+        noise: Floats,
+        hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+    ) -> None:
         """Condition every hypothesis on the trials.
 
         Args:
@@ -148,18 +174,19 @@ class ResidualModel:
             rows: Candidates that were measured; may be empty.
             measured: Their scores.
             noise: Standard deviations of these.
+            hypotheses: How far the prediction may be off.
         """
         self._features = features
         self._predicted = predicted
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
-        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in HYPOTHESES]
+        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in hypotheses]
         logs = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
         weights = np.exp(logs - logs.max())
         kept = weights >= _NEGLIGIBLE * weights.sum()
         self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]
-        self._hypotheses = [hypothesis for hypothesis, keep in zip(HYPOTHESES, kept, strict=True) if keep]
+        self._hypotheses = [hypothesis for hypothesis, keep in zip(hypotheses, kept, strict=True) if keep]
         self._weights = weights[kept] / weights[kept].sum()
 
     def belief(self, rows: Rows) -> Belief:

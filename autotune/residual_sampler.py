@@ -31,6 +31,8 @@ from search_spaces.prediction import Predictions
 WHY = "residual:why"
 """Optuna system attribute of a proposed trial: the `Choice` as a mapping; infinity is None."""
 _Z95 = 1.96
+_METRICS_NOISE = 0.005  # watts and memory repeat more closely than seconds
+_DISTURBED = 0.5  # of a measurement that somebody disturbed: it says little
 
 
 class ResidualSampler(BaseSampler):
@@ -120,6 +122,7 @@ class ResidualSampler(BaseSampler):
             seen.scores.append(score)
             seen.noise.append(_noise(record))
             seen.metrics.append(record.metrics)
+            seen.metrics_noise.append(_DISTURBED if record.contaminated else _METRICS_NOISE)
         elif record.outcome not in (Outcome.COMPLETED, Outcome.STOPPED, Outcome.REFUSED, Outcome.LOST):
             seen.failed.append(row)
             if record.outcome is Outcome.OOM:
@@ -130,4 +133,4 @@ def _noise(record: TrialRecord) -> float:
     """Standard deviation of a measured logarithm: between runs, and what the trial's own interval says."""
     low, high = (record.metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
     within = math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0
-    return math.hypot(NOISE, within)
+    return math.hypot(_DISTURBED if record.contaminated else NOISE, within)

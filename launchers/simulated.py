@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -32,34 +33,73 @@ class OutOfMemoryError(RuntimeError):
     """As torch calls it."""
 
 
+class NodeLostError(RuntimeError):
+    """A node went away with all that ran on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a trial that ran to its end showed.
+
+    Attributes:
+        steps: Every step, in order.
+        samples: Readings of all GPUs, in order; can be read once.
+    """
+
+    steps: tuple[StepRecord, ...]
+    samples: Iterator[GpuSample]
+
+
 def main(job: dict[str, Any], context: RankContext) -> None:
-    """Play one trial."""
+    """Play one trial and report it."""
+    try:
+        played = play(job, time.time())
+    except NodeLostError:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise
+    while samples := [sample.to_dict() for sample in islice(played.samples, _SAMPLES_PER_EVENT)]:
+        context.emit({"event": SAMPLES_EVENT, "samples": samples})
+    for step in played.steps:
+        context.emit({"event": "step", **step.to_dict()})
+
+
+def play(job: dict[str, Any], start_s: float, most_samples: int = _MOST_SAMPLES) -> Played:
+    """Play one trial in virtual time.
+
+    Args:
+        job: As `SimulatedLauncher.job` gives it.
+        start_s: Unix time at which its first step starts.
+        most_samples: Readings over all GPUs, at the most; two per GPU and step are always given.
+
+    Raises:
+        OutOfMemoryError: the configuration does not fit.
+        NodeLostError: a flaky node went away during this run.
+    """
     load, luck = Demand(**job["load"]), generator(job["run_seed"], "luck")
     if load.memory_gib > job["gpu"]["memory_gib"]:
         raise OutOfMemoryError(f"CUDA out of memory: {load.memory_gib:.1f} of {job['gpu']['memory_gib']:.1f} GiB (simulated)")
     if luck.random() < _FLAKY:
-        os.kill(os.getpid(), signal.SIGKILL)
+        raise NodeLostError("a node went away (simulated)")
     braked = int(luck.integers(job["nodes"])) if luck.random() < _BRAKED else None
     gpus = Gpus.of(job["gpu"], job["nodes"], job["gpus_per_node"], job["pool_seed"], braked)
-    played = soak(load, gpus, job["steps"], job["run_seed"], job["limit_w"], job["clock"])
-    start_s = time.time()
-    readings = _samples(job, gpus, played, start_s)
-    while samples := [sample.to_dict() for sample in islice(readings, _SAMPLES_PER_EVENT)]:
-        context.emit({"event": SAMPLES_EVENT, "samples": samples})
-    for iteration, (end_s, step_s) in enumerate(zip(played.end_s, played.step_s, strict=True), start=1):
+    run = soak(load, gpus, job["steps"], job["run_seed"], job["limit_w"], job["clock"])
+    return Played(tuple(_steps(job, run, start_s)), _samples(job, gpus, run, start_s, most_samples))
+
+
+def _steps(job: dict[str, Any], run: Soak, start_s: float) -> Iterator[StepRecord]:
+    for iteration, (end_s, step_s) in enumerate(zip(run.end_s, run.step_s, strict=True), start=1):
         loss = _LOSS * math.exp(-_LEARNING * iteration)
-        step = StepRecord(iteration, start_s + end_s, step_s, loss, 1.0, job["tokens"], load.memory_gib)
-        context.emit({"event": "step", **step.to_dict()})
+        yield StepRecord(iteration, start_s + end_s, step_s, loss, 1.0, job["tokens"], job["load"]["memory_gib"])
 
 
-def _samples(job: dict[str, Any], gpus: Gpus, played: Soak, start_s: float) -> Iterator[GpuSample]:
+def _samples(job: dict[str, Any], gpus: Gpus, played: Soak, start_s: float, most: int) -> Iterator[GpuSample]:
     """Readings of all GPUs, every tenth of a second or as seldom as their number allows; a step's busy stretches come first."""
     share = job["load"]["clocked"]
     count, energy_j = len(gpus.silicon), np.zeros(len(gpus.silicon))
     begin_s = 0.0
     for step, end_s in enumerate(played.end_s):
         wanted = max(_FEWEST_PER_STEP, int((end_s - begin_s) / _PERIOD_S))
-        instants = np.linspace(0.0, 1.0, max(_FEWEST_PER_STEP, min(wanted, _MOST_SAMPLES // (count * len(played.end_s)))) + 1)[1:]
+        instants = np.linspace(0.0, 1.0, max(_FEWEST_PER_STEP, min(wanted, most // (count * len(played.end_s)))) + 1)[1:]
         quiet_w = _quiet(played.mean_w[step], played.burst_w[step], share)
         for place in instants:
             watts = played.burst_w[step] if place <= max(share, instants[0]) else quiet_w

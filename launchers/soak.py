@@ -126,7 +126,7 @@ def soak(load: Demand, gpus: Gpus, steps: int, noise_seed: object, limit_w: floa
         load: What the configuration asks for.
         gpus: Where it runs; they start idle and cool.
         steps: Optimiser steps.
-        noise_seed: Of the steps' scatter.
+        noise_seed: Of the steps' scatter; None = steps without any.
         limit_w: Enforced power limit of every GPU; none = the device's own.
         clock: Highest clock allowed, relative to the device's highest.
     """
@@ -135,7 +135,7 @@ def soak(load: Demand, gpus: Gpus, steps: int, noise_seed: object, limit_w: floa
     dynamic = (load.mean_w - idle) * gpus.silicon
     burst = max(load.peak_w - load.mean_w, 0.0)
     by_power = np.clip(((limit - idle) / (dynamic + burst * 0.5)), 0.0, 1.0) ** (1 / _EXPONENT)
-    noise = np.exp(_NOISE * generator(noise_seed, "steps").standard_normal(steps))
+    noise = np.exp((0.0 if noise_seed is None else _NOISE) * generator(noise_seed, "steps").standard_normal(steps))
     temperature, governor = gpus.inlet_c + gpus.rise_c * idle / own_w, np.ones(len(gpus.silicon))
     seconds, shown = np.zeros((3, len(gpus.silicon))), Soak()
     now_s = 0.0
