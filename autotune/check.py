@@ -18,7 +18,7 @@ from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.launchable import accepted
 from autotune.spec import StudySpec, pool_title
-from autotune.study import load_launcher
+from autotune.study import launcher_of
 from launchers.base import Launcher
 from search_spaces.check import Verdict, explain
 from search_spaces.choices import parse_value
@@ -128,9 +128,8 @@ def rules_of(version: str | None) -> MegatronVersion | None:
 
 def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> CheckedStudy:
     """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`."""
-    launcher = load_launcher(spec.launcher)
     pools = (pool for each in spec.pools for pool in each.at_each_node_count())
-    return CheckedStudy(tuple(_check_pool(spec, pool, launcher, megatron) for pool in pools))
+    return CheckedStudy(tuple(_check_pool(spec, pool, launcher_of(spec, pool), megatron) for pool in pools))
 
 
 def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) -> TrialConfig:
@@ -162,11 +161,10 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | None = None) -> CheckedConfiguration:
     """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's."""
-    launcher = load_launcher(spec.launcher)
     verdicts = {}
     for pool in (pool for each in spec.pools for pool in each.at_each_node_count()):
         verdict = explain(workload := spec.workload(pool, megatron), config)
-        if verdict.legal and (refusals := launcher.refusals(workload, config)):
+        if verdict.legal and (refusals := launcher_of(spec, pool).refusals(workload, config)):
             verdict = Verdict(False, refusals, None, {})
         verdicts[pool_title(spec, pool)] = verdict
     return CheckedConfiguration(verdicts)

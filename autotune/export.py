@@ -13,7 +13,7 @@ from autotune.records import TrialRecord
 from autotune.results import PoolResults, read_results
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.study import check_runnable, load_launcher
+from autotune.study import check_runnable, launcher_of
 from launchers.base import Command
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
@@ -118,7 +118,7 @@ def shell(command: Command) -> str:
 
 
 def _command(spec: StudySpec, pool: PoolSpec, config: TrialConfig, folder: Path) -> Command:
-    launcher, workload = load_launcher(spec.launcher), spec.workload(pool)
+    launcher, workload = launcher_of(spec, pool), spec.workload(pool)
     return launcher.command(workload, normalise(workload, config), folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launchers.base import Command
+from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.soak import Demand, generator
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
@@ -180,9 +181,5 @@ class SimulatedLauncher:
         }
 
     def command(self, workload: Workload, config: TrialConfig, folder: Path, *, steps: int, seed: int) -> Command:
-        """There is nothing to run by hand.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("a simulated trial has no command line; run the study without --simulate")
+        """The real trial that this one stands for, as the Megatron-Core launcher runs it."""
+        return MegatronCoreLauncher().command(workload, config, folder, steps=steps, seed=seed)
