@@ -53,9 +53,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a guard refuses what it cannot keep",
-        "autotune/launchable.py",
-        "            self.allowed &= guard.kept\n",
-        "",
+        "autotune/guards.py",
+        "enforced = np.where(asked > 0, asked, gpu.power_limit_w[1]) / gpu.dies_per_package",
+        "enforced = np.where(asked > 0, asked, 1.0) / gpu.dies_per_package",
         "tests/autotune/test_guards.py",
     ),
     Mutation(
