@@ -233,8 +233,39 @@ def test_a_limit_turns_the_search_to_what_keeps_it(share):
         seen.scores.append(float(view.score[row]))
         seen.noise.append(0.02)
         seen.metrics.append({"gpu_peak_power_w_1s": math.exp(measured[row])})
+        seen.metrics_noise.append(0.005)
     assert np.mean(measured[seen.rows[5:]] > most) <= 0.1
     assert seen.best(view.limits) >= view.score[may[measured[may] <= most]].max() - 0.03
+
+
+def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
+    limits = (Limit("watts", np.zeros(1), 0.0),)
+    kept, crossed = {"watts": 0.9}, {"watts": 1.1}
+
+    def risk(*metrics):
+        return Seen(rows=[0] * len(metrics), metrics=list(metrics)).risk(limits)
+
+    assert risk(*[crossed] * 4) == 1.0
+    assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(0.5)
+    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == pytest.approx(0.1)
+    assert risk(*[crossed] * 5, *[kept] * 24, crossed, crossed) == pytest.approx(0.7)
+
+
+def test_a_disturbed_measurement_hardly_counts():
+    """The same surprising measurement of one candidate moves the expectation of all others much less where it was disturbed."""
+    moved = []
+    for contaminated in ("", "a node's power brake held a GPU back"):
+        study = gpu_study(budget={"trials": 3})
+        first = study.propose()
+        study.finish(first, completed(seconds(study, first.config)))
+        second = study.propose()
+        sampler = study._sampler._inner
+        seen = sampler.seen(optuna_study(study))
+        record = replace(study.records[0], contaminated=contaminated, outcome=Outcome.COMPLETED)
+        sampler._add(seen, 0, record)
+        moved.append(seen.noise[-1] + seen.metrics_noise[-1])
+        study.finish(second, completed(0.1))
+    assert moved[1] > 10 * moved[0]
 
 
 def test_a_large_table_is_looked_at_through_a_short_list(monkeypatch):
