@@ -53,6 +53,25 @@ def test_predictions_at_launch_get_better_while_the_study_runs():
     assert [r.metrics["predicted_from_trials"] for r in study.records if r.metrics] == list(range(14))
 
 
+def test_a_disturbed_trial_hardly_moves_the_predictions():
+    """One trial four times as slow as the others: disturbed, it leaves the predicted seconds within 10 %."""
+    study = opened()
+    run_to_end(study, measured_by(study))
+    slow = replace(
+        study.records[1], metrics={**study.records[1].metrics, "step_time_s": 4 * study.records[1].metrics["step_time_s"]}
+    )
+
+    def moved(record):
+        again = opened()
+        for other in study.records:
+            again.refit.learn(other)
+        before = again.refit.predictions().step_time_s
+        again.refit.learn(record)
+        return float(np.abs(np.log(again.refit.predictions().step_time_s / before)).max())
+
+    assert moved(replace(slow, contaminated="a hog")) < 0.1 < moved(slow)
+
+
 def test_the_table_follows_the_refit_and_keeps_its_memory():
     study = opened()
     before = study.refit.predictions()

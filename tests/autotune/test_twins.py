@@ -32,9 +32,7 @@ def run(steps=30, load=LOAD, seed=3, **limits):
 
 
 def fitting(world):
-    return next(
-        world.table.config(row) for row in range(len(world.table)) if np.isfinite(world.truth.watts[row])
-    )
+    return next(world.table.config(row) for row in range(len(world.table)) if np.isfinite(world.truth.watts[row]))
 
 
 @pytest.fixture(scope="module")
