@@ -39,6 +39,7 @@ python benchmarks/legality_space.py
 python benchmarks/prediction_speed.py
 python benchmarks/legal_trains.py --cases 200
 python benchmarks/proposal_time.py
+python benchmarks/search_twins.py --workers 2
 endef
 
 help:  ## Show the targets

@@ -54,12 +54,11 @@ def test_predictions_at_launch_get_better_while_the_study_runs():
 
 
 def test_a_disturbed_trial_hardly_moves_the_predictions():
-    """One trial four times as slow as the others: disturbed, it leaves the predicted seconds within 10 %."""
+    """One trial four times as slow as the others: disturbed, it moves the predictions far less."""
     study = opened()
     run_to_end(study, measured_by(study))
-    slow = replace(
-        study.records[1], metrics={**study.records[1].metrics, "step_time_s": 4 * study.records[1].metrics["step_time_s"]}
-    )
+    last = study.records[-1]
+    slow = replace(last, metrics={**last.metrics, "step_time_s": 4 * last.metrics["step_time_s"]})
 
     def moved(record):
         again = opened()
@@ -69,7 +68,7 @@ def test_a_disturbed_trial_hardly_moves_the_predictions():
         again.refit.learn(record)
         return float(np.abs(np.log(again.refit.predictions().step_time_s / before)).max())
 
-    assert moved(replace(slow, contaminated="a hog")) < 0.1 < moved(slow)
+    assert moved(replace(slow, contaminated="a hog")) < 0.2 * moved(slow)
 
 
 def test_the_table_follows_the_refit_and_keeps_its_memory():
