@@ -43,6 +43,7 @@ python benchmarks/exhaustive_cpu.py --output exhaustive_cpu.json
 python benchmarks/racing_replay.py exhaustive_cpu.json
 pytest -m acceptance tests/gpu
 python tests/gpu/one_gpu.py
+python benchmarks/search_twins.py --workers 2
 endef
 
 help:  ## Show the targets

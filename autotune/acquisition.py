@@ -59,7 +59,7 @@ class Seen:
         return max(within, default=-math.inf)
 
     def risk(self, limits: tuple[Limit, ...]) -> float:
-        """Probability of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `RISK` itself."""
+        """Chance of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `RISK` itself."""
         if len(self.rows) < FREE:
             return 1.0
         crossings = sum(not _within(limits, metrics) for metrics in self.metrics[FREE:])

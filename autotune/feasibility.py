@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 
 from autotune.residual_model import Floats, Rows, smooth
 from search_spaces.columns import Ints
@@ -22,6 +22,7 @@ _BIASES = np.linspace(-0.4, 0.4, 41)
 LARGER_THAN_OOM = 0.05
 """What is left of the chance of a candidate that is predicted larger than one that ran out of memory under the same recompute."""
 _FAILURES_VARIANCE = 0.2
+_FAILURES_SLOPE = 0.04  # variance of what one step of one knob's scale adds
 _LEAST = 0.02
 
 
@@ -96,5 +97,7 @@ def succeeds(knobs: Floats, tried: Rows, failed: Sequence[bool], rows: Rows) -> 
     ends = np.asarray(failed, dtype=np.float64)
     usual = (ends.sum() + 0.5) / (len(ends) + 2)
     kernel = ConstantKernel(_FAILURES_VARIANCE, "fixed") * smooth(knobs.shape[1])
-    process = GaussianProcessRegressor(kernel, alpha=0.05, optimizer=None).fit(knobs[tried], ends - usual)
-    return np.asarray(np.clip(1.0 - usual - process.predict(knobs[rows]), _LEAST, 1.0))
+    kernel += ConstantKernel(_FAILURES_SLOPE, "fixed") * DotProduct(0.0, "fixed")
+    seen = knobs - knobs[tried].mean(axis=0)
+    process = GaussianProcessRegressor(kernel, alpha=0.05, optimizer=None).fit(seen[tried], ends - usual)
+    return np.asarray(np.clip(1.0 - usual - process.predict(seen[rows]), _LEAST, 1.0))

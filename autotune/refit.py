@@ -35,6 +35,7 @@ _LATEST_ERRORS = 20
 _LEAST_ERRORS = 3
 _FITS = {"fits": 1.0, "at_risk": 0.5, "does_not_fit": 0.0}
 _ITERATIONS = 6
+_DISTURBED_WEIGHT = 0.01  # of a trial that somebody disturbed; it is run once more
 
 
 class Row(NamedTuple):
@@ -102,8 +103,9 @@ class Refit:
         if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0 or limited:
             return
         measured = Measured(self._table.workload, record.config, seconds)
-        self._rows.append(Row(Sample(measured, self._prior.gpu, self._prior.links), _weight(record.metrics)))
-        if record.metrics.get(f"{PREFIX}from_trials", 0.0) >= CALIBRATING_TRIALS:
+        weight = _weight(record.metrics) * (_DISTURBED_WEIGHT if record.contaminated else 1.0)
+        self._rows.append(Row(Sample(measured, self._prior.gpu, self._prior.links), weight))
+        if not record.contaminated and record.metrics.get(f"{PREFIX}from_trials", 0.0) >= CALIBRATING_TRIALS:
             self._errors.append(abs(record.metrics[f"{PREFIX}step_time_s"] / seconds - 1.0))
 
     def predictions(self) -> Predictions | None:

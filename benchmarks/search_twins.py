@@ -1,15 +1,15 @@
 """Searches two twins of a pool under a cap on its watts, and compares what is returned with the truth about every candidate.
 
     python benchmarks/search_twins.py [--studies 50] [--kind physics|table|both] [--methods residual,random,tpe] [--levels LIST]
-                                      [--trials 30] [--first-seed 0] [--workers 1] [--json FILE]
+                                      [--trials 60] [--first-seed 0] [--workers 1] [--json FILE]
 
 Every study is `PoolStudy`'s own loop, driven in this process without Ray: baseline, exploring, confirming. A twin plays each trial
 in virtual time, its steps and GPU readings go through the same measurement as a real trial's. The cap, on the mean watts of all
-boards, lies at three quantiles of the true watts of the candidates that run; a fourth level adds a guard on every GPU. Nothing here is
-measured on a machine: the figures say how the search deals with a world that is not as predicted.
+boards, lies at three quantiles of the true watts of the candidates that run; a fourth level adds a guard on every GPU. Nothing here
+is measured on a machine: the figures say how the search deals with a world that is not as predicted.
 
-Exit code 1 where `residual` misses a promise: the returned configuration keeps the cap in every study that has one, is within 3 % of
-the best that does, at most 10 % of the trials launched after the first five pass the cap, and no launch crosses a guard.
+Exit code 1 where `residual` misses a promise: the returned configuration keeps the cap in every study that has one, is within 3 %
+of the best that does, at most 10 % of the trials launched after the first five pass the cap, and no launch crosses a guard.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=(*KINDS, "both"), default="both")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--levels", default=",".join((*LEVELS, GUARDED)))
-    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -194,15 +194,15 @@ MUTATIONS = (
     Mutation(
         "larger than a measured OOM under the same recompute is ranked down",
         "autotune/feasibility.py",
-        "found[self.larger_than(out_of_memory)] *= LARGER_THAN_OOM",
+        "found[self.larger_than(out_of_memory)] *= 1.0 - trusted * (1.0 - LARGER_THAN_OOM)",
         "pass",
         "tests/autotune/test_feasibility.py",
     ),
     Mutation(
-        "limits narrow the short list",
+        "crossings of a limit use up what may be risked",
         "autotune/acquisition.py",
-        "if (sure := keeps >= CONFIDENCE).any():",
-        "if (sure := keeps >= 0.0).any():",
+        "RISK * (len(self.rows) + 1 - FREE) - crossings",
+        "RISK * (len(self.rows) + 1 - FREE)",
         "tests/autotune/test_residual_sampler.py",
     ),
     Mutation(

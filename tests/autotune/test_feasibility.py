@@ -48,6 +48,16 @@ def test_nothing_is_ever_impossible():
     assert np.all(memory().fits(np.array([0]), NONE)[:4] > 0)
 
 
+def test_peaks_that_do_not_follow_the_prediction_take_its_say_away():
+    """Measured peaks scatter by half around what was expected: an out-of-memory then says little of what is predicted larger."""
+    told = Memory(LOAD, np.zeros(len(LOAD), dtype=np.int64), LOAD)
+    fitted, oom = np.array([0, 0, 1, 1, 2]), np.array([1])
+    close = told.fits(oom, fitted, LOAD[fitted] + 0.02 * np.array([1, -1, 1, -1, 1]))
+    wide = told.fits(oom, fitted, LOAD[fitted] + 0.5 * np.array([1, -1, 1, -1, 1]))
+    assert wide[3] > 5 * close[3]
+    assert np.all(np.diff(wide) <= 1e-12)
+
+
 KNOBS = np.array([[tp, size] for tp in range(4) for size in range(4)], dtype=float)
 EVERY = np.arange(16)
 

@@ -54,6 +54,24 @@ def test_predictions_at_launch_get_better_while_the_study_runs():
     assert behind == [0, 1, 2, 3, 4, 4, 6, 6, 8, 8, 8, 11, 11, 11], "every trial counts at once while there are few"
 
 
+def test_a_disturbed_trial_hardly_moves_the_predictions():
+    """One trial four times as slow as the others: disturbed, it moves the predictions far less."""
+    study = opened()
+    run_to_end(study, measured_by(study))
+    last = study.records[-1]
+    slow = replace(last, metrics={**last.metrics, "step_time_s": 4 * last.metrics["step_time_s"]})
+
+    def moved(record):
+        again = opened()
+        for other in study.records:
+            again.refit.learn(other)
+        before = again.refit.predictions().step_time_s
+        again.refit.learn(record)
+        return float(np.abs(np.log(again.refit.predictions().step_time_s / before)).max())
+
+    assert moved(replace(slow, contaminated="a hog")) < 0.2 * moved(slow)
+
+
 def test_the_table_follows_the_refit_and_keeps_its_memory():
     study = opened()
     before = study.refit.predictions()

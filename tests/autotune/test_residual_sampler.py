@@ -233,8 +233,34 @@ def test_a_limit_turns_the_search_to_what_keeps_it(share):
         seen.scores.append(float(view.score[row]))
         seen.noise.append(0.02)
         seen.metrics.append({"gpu_peak_power_w_1s": math.exp(measured[row])})
+        seen.metrics_noise.append(0.005)
     assert np.mean(measured[seen.rows[5:]] > most) <= 0.1
     assert seen.best(view.limits) >= view.score[may[measured[may] <= most]].max() - 0.03
+
+
+def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
+    limits = (Limit("watts", np.zeros(1), 0.0),)
+    kept, crossed = {"watts": 0.9}, {"watts": 1.1}
+
+    def risk(*metrics):
+        return Seen(rows=[0] * len(metrics), metrics=list(metrics)).risk(limits)
+
+    assert risk(*[crossed] * 4) == 1.0
+    assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(0.5)
+    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == pytest.approx(0.1)
+    assert risk(*[crossed] * 5, *[kept] * 24, crossed, crossed) == pytest.approx(0.7)
+
+
+def test_a_disturbed_measurement_hardly_counts():
+    """It carries many times the noise of an undisturbed one, for its score and for its limits."""
+    study = gpu_study(budget={"trials": 3})
+    first = study.propose()
+    shown = study.finish(first, completed(seconds(study, first.config)))
+    seen = Seen()
+    for contaminated in ("", "a node's power brake held a GPU back"):
+        study._sampler._inner._add(seen, 0, replace(shown, contaminated=contaminated))
+    assert seen.noise[1] > 10 * seen.noise[0]
+    assert seen.metrics_noise[1] > 10 * seen.metrics_noise[0]
 
 
 def test_a_large_table_is_looked_at_through_a_short_list(monkeypatch):

@@ -1,0 +1,185 @@
+"""The twins: worlds that a seed fixes, in virtual time, wrong where predictions are right, and never taken for a measurement."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from optuna.storages import InMemoryStorage
+from rich.console import Console
+from scipy.stats import spearmanr
+
+from autotune.machines import machines_of
+from autotune.pool_study import PoolStudy
+from autotune.report import final_report, results_json
+from autotune.results import keep_notes
+from autotune.simulation import is_simulated, note, simulated, twin_launcher
+from benchmarks import search_twins
+from benchmarks.twin_worlds import METRIC, World, played
+from launchers.simulated import OutOfMemoryError, play
+from launchers.soak import Demand, Gpus, soak
+from launchers.twins import demand
+from search_spaces.config import TrialConfig
+from search_spaces.prediction import predict
+
+GPU = {"name": "h200", "idle_w": 80.0, "tdp_w": 700.0, "lowest_clock": 0.2}
+LOAD = Demand(step_s=4.0, clocked=0.6, mean_w=650.0, peak_w=700.0, memory_gib=80.0)
+SEEDS = (0, 1, 2)
+
+
+def run(steps=30, load=LOAD, seed=3, **limits):
+    return soak(load, Gpus.of(GPU, 2, 8, seed), steps, "noise", **limits)
+
+
+def fitting(world):
+    return next(world.table.config(row) for row in range(len(world.table)) if np.isfinite(world.truth.watts[row]))
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    return {(kind, seed): World(kind, seed, 12) for kind in ("physics", "table") for seed in SEEDS}
+
+
+@pytest.mark.parametrize("kind", ["physics", "table"])
+def test_a_seed_fixes_everything_and_another_changes_it(kind, worlds):
+    config = fitting(worlds[kind, 0])
+
+    def steps(seed):
+        world = World(kind, seed, 12)
+        job = world.launcher().job(world.table.workload, config, steps=6, seed=1)
+        job["load"]["memory_gib"] = 10.0
+        shown = play(job, 100.0, most_samples=0)
+        return [step.step_s for step in shown.steps], [sample.power_w for sample in shown.samples]
+
+    assert steps(0) == steps(0)
+    assert steps(0)[0] != steps(1)[0]
+    assert steps(0)[1] != steps(1)[1]
+
+
+def test_runs_of_one_configuration_scatter_a_little(worlds):
+    world = worlds["physics", 0]
+    launcher = world.launcher()
+    jobs = [launcher.job(world.table.workload, fitting(world), steps=20, seed=1) for _ in range(2)]
+    first, second = (np.median([step.step_s for step in play(job, 0.0).steps]) for job in jobs)
+    assert 0 < abs(first / second - 1) < 0.02
+
+
+def test_an_hour_is_computed_and_settles():
+    shown = run(steps=900)
+    assert len(shown.step_s) == 900
+    assert shown.end_s[-1] > 3600
+    first, tenth, last = shown.temperature_c[0], shown.temperature_c[9], shown.temperature_c[-1]
+    assert np.all(last > tenth)
+    assert np.all(tenth > first)
+    assert np.abs(last - shown.temperature_c[-200]).max() < 3.0
+
+
+def test_a_power_limit_lowers_watts_and_clocks_and_slows_steps():
+    free, held = run(), run(limit_w=350.0)
+    assert max(watts.max() for watts in held.mean_w) <= 350.0
+    assert np.mean(held.mean_w) < np.mean(free.mean_w)
+    assert np.mean(held.clock) < np.mean(free.clock)
+    assert np.median(held.step_s) > 1.05 * np.median(free.step_s)
+    assert held.cap_s[-1].min() > 0.0
+
+
+def test_rear_gpus_are_hotter():
+    hottest = run(steps=200).temperature_c[-1].reshape(2, 8)
+    assert hottest[:, 4:].mean() > hottest[:, :4].mean() + 5.0
+
+
+def test_a_faulty_node_holds_all_back_and_says_why():
+    gpus = Gpus.of(GPU, 2, 8, 3)
+    braked = replace(gpus, faulty=np.arange(16) < 8)
+    fine, held = (soak(LOAD, which, 10, "noise") for which in (gpus, braked))
+    assert np.median(held.step_s) == pytest.approx(4.0 * np.median(fine.step_s), rel=0.2)
+    assert held.brake_s[-1][:8].min() > 0.0 == held.brake_s[-1][8:].max()
+
+
+def test_physics_runs_out_of_memory_where_nothing_predicts_it(worlds):
+    missed = found = 0
+    for seed in SEEDS:
+        world = worlds["physics", seed]
+        predicted = predict(world.table.columns, machines_of(world.spec.pools[0]))
+        oom = np.isnan(world.truth.watts)
+        found += int(oom.sum())
+        missed += int((oom & (np.asarray(predicted.fits) == "fits")).sum())
+    assert found > 0
+    assert missed >= 0.1 * found
+
+
+def test_the_table_does_not_follow_the_prediction_and_physics_does(worlds):
+    def agreement(kind, seed):
+        world = worlds[kind, seed]
+        runs = np.flatnonzero(world.truth.tokens_per_s)
+        predicted = predict(world.table.columns, machines_of(world.spec.pools[0])).tokens_per_s_per_gpu
+        return spearmanr(predicted[runs], world.truth.tokens_per_s[runs]).statistic
+
+    assert abs(np.mean([agreement("table", seed) for seed in SEEDS])) < 0.5
+    assert np.mean([agreement("physics", seed) for seed in SEEDS]) > 0.7
+
+
+def test_a_limit_is_no_part_of_the_demand(worlds):
+    world = worlds["physics", 0]
+    machines = machines_of(world.spec.pools[0])
+    free, held = TrialConfig(), TrialConfig(gpu_power_limit_w=300)
+    assert demand("physics", world.table.workload, free, machines, 0) == demand("physics", world.table.workload, held, machines, 0)
+
+
+def test_what_a_study_measures_is_what_the_twin_does(worlds):
+    """The watts that a trial's telemetry tells are the truth's, within the steps' scatter."""
+    world = worlds["physics", 1]
+    spec = world.study_spec("loose", "random")
+    launcher = world.launcher()
+    study = PoolStudy(spec, spec.pools[0], launcher, InMemoryStorage(), lambda study, record: None)
+    record = study.finish(proposal := study.propose(), played(launcher, spec, proposal))
+    row = world.rows[record.config]
+    assert record.metrics[METRIC] == pytest.approx(world.truth.watts[row], rel=0.01)
+    assert record.metrics["tokens_per_s_per_gpu"] * 32 == pytest.approx(world.truth.tokens_per_s[row], rel=0.02)
+
+
+def test_memory_that_is_not_there_ends_a_trial_as_torch_does(worlds):
+    world = worlds["physics", 0]
+    job = world.launcher().job(world.table.workload, fitting(world), steps=3, seed=0)
+    job["load"]["memory_gib"] = 1000.0
+    with pytest.raises(OutOfMemoryError, match="CUDA out of memory"):
+        play(job, 0.0)
+
+
+def test_studies_of_the_benchmark_keep_the_cap_and_the_guard(worlds):
+    """Three physics twins, short studies: what is returned keeps the cap, was confirmed, and no launch crossed the guard."""
+    for seed in SEEDS:
+        found = search_twins.study(worlds["physics", seed], "guarded", "residual")
+        assert found["feasible"]
+        assert found["keeps"]
+        assert found["shown"]
+        assert found["guard_crossings"] == 0
+
+
+def test_a_missed_promise_is_named():
+    good = {"keeps": 1.0, "shown": 1.0, "within": 1.0, "over": 0.1, "guard_crossings": 0}
+    assert search_twins.missed(good) == []
+    for wrong in ({"keeps": 0.98}, {"shown": 0.98}, {"within": 0.98}, {"over": 0.11}, {"guard_crossings": 1}):
+        assert len(search_twins.missed({**good, **wrong})) == 1
+
+
+def test_everything_simulated_says_so(worlds):
+    real = worlds["physics", 0].spec.model_copy(update={"launcher": "megatron_core"})
+    spec = simulated(real)
+    assert not is_simulated(real)
+    assert is_simulated(spec)
+    assert spec.name.endswith("-simulated")
+    assert simulated(spec).name == spec.name
+    assert note(real) == []
+    assert "SIMULATED" in note(spec)[0]
+
+
+def test_report_and_json_of_a_simulated_study_begin_with_it(worlds):
+    spec = simulated(worlds["physics", 0].spec)
+    storage = InMemoryStorage()
+    study = PoolStudy(spec, spec.pools[0], twin_launcher(spec, spec.pools[0]), storage, lambda study, record: None)
+    keep_notes(storage, study.name, note(spec))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(final_report([study.results()], 2))
+    assert "SIMULATED" in console.export_text()
+    assert any("SIMULATED" in text for text in results_json([study.results()])[0]["notes"])
