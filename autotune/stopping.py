@@ -11,6 +11,7 @@ from autotune.spec import StudySpec
 
 _MOST_FOR_CONFIRMING = 1 / 3
 _FEWEST_TO_CONVERGE = 8
+_SURE_IN_A_ROW = 3
 
 
 class Stopping:
@@ -24,6 +25,7 @@ class Stopping:
         self.deadline_s: float | None = None
         self._opened_s = time.time()
         self._spec = spec
+        self._sure: set[int] = set()
 
     def reason(self, ledger: Ledger, running: int, outlook: tuple[float, float] | None) -> str:
         """Why nothing new is tried any more; empty while it is.
@@ -41,9 +43,16 @@ class Stopping:
         )
 
     def _converged(self, trials: int, outlook: tuple[float, float] | None) -> str:
-        """That little is left to gain, and how sure that is; empty while there may be more."""
+        """That little is left to gain, and how sure that is; empty while there may be more.
+
+        A model is sure too early now and then: it has to be so before several trials in a row.
+        """
         wanted = self._spec.budget.confidence
         if wanted is None or outlook is None or trials < _FEWEST_TO_CONVERGE or outlook[1] > 1.0 - wanted:
+            self._sure.clear()
+            return ""
+        self._sure.add(trials)
+        if len(self._sure) < _SURE_IN_A_ROW:
             return ""
         return f"converged: the chance that a further trial gains 1 % is {outlook[1]:.1%}"
 

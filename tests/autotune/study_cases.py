@@ -79,10 +79,13 @@ class NoLauncher:
         return Command(("true",), {})
 
 
-def open_pool(spec: StudySpec, storage: BaseStorage | None = None, launcher: NoLauncher | None = None, pool: int = 0) -> PoolStudy:
-    """One pool's study, in memory where no storage is given. Made-up seconds teach its predictions nothing."""
+def open_pool(
+    spec: StudySpec, storage: BaseStorage | None = None, launcher: NoLauncher | None = None, pool: int = 0, *, refits: bool = False
+) -> PoolStudy:
+    """One pool's study, in memory where no storage is given. Without `refits` made-up seconds teach its predictions nothing."""
     study = PoolStudy(spec, spec.pools[pool], launcher or NoLauncher(), storage or InMemoryStorage(), lambda study, record: None)
-    study.refit = Refit(study.name, study.table, None, ("", ""), None)
+    if not refits:
+        study.refit = Refit(study.name, study.table, None, ("", ""), None)
     return study
 
 

@@ -66,7 +66,7 @@ def test_a_launcher_that_cannot_measure_is_not_asked(ray_answers, tmp_path):
 
 
 def test_figures_seed_the_predictions_of_machines_of_which_nothing_is_known(ray_answers, tmp_path):
-    study = open_pool(study_spec())
+    study = open_pool(study_spec(), refits=True)
     before = study.refit.predictions().step_time_s
     assert study.refit.knows_nothing
     study.refit.seed(None)

@@ -85,7 +85,7 @@ def test_the_table_follows_the_refit_and_keeps_its_memory():
 
 
 def test_a_launched_trial_carries_what_was_predicted_also_where_it_failed():
-    study = open_pool(study_spec())
+    study = open_pool(study_spec(), refits=True)
     record = study.finish(study.propose(), failed(Outcome.OOM))
     assert record.metrics["predicted_peak_memory_gib"] > 0
     assert record.metrics["predicted_fits"] == 1.0
@@ -126,7 +126,7 @@ def test_the_error_that_is_stated_is_that_of_the_pools_own_predictions(tmp_path)
 
 
 def test_only_measured_trials_without_limits_teach():
-    study = open_pool(study_spec())
+    study = open_pool(study_spec(), refits=True)
     proposal = study.propose()
     study.finish(proposal, failed(Outcome.NAN))
     limited = study.finish(study.propose(), completed(0.5))
@@ -188,7 +188,7 @@ def test_a_fit_that_fails_stops_nothing(monkeypatch, caplog):
 
 def test_an_unknown_gpu_has_no_predictions_and_is_tuned_all_the_same():
     spec = study_spec(pools=[{"name": "new", "gpu": "x9000", "gpus_per_node": 4}], budget={"trials": 2})
-    study = open_pool(spec)
+    study = open_pool(spec, refits=True)
     run_to_end(study, lambda proposal: TrialResult(Outcome.COMPLETED, "", steps_of(0.1)))
     assert study.refit.predictions() is None
     assert study.launched == 2

@@ -11,22 +11,25 @@ from tests.autotune.study_cases import completed, open_pool, run_to_end, step_se
 
 def ended(trials: int, chance: float | None, **budget: float) -> str:
     spec = study_spec(budget={"trials": 100, **budget})
-    study = open_pool(spec)
+    study, stopping, said = open_pool(spec), Stopping(spec), ""
     for _ in range(trials):
         proposal = study.propose()
         assert proposal is not None
         study.finish(proposal, completed(step_seconds(proposal.config)))
-    return Stopping(spec).reason(study._ledger, 0, None if chance is None else (0.001, chance))
+        said = stopping.reason(study._ledger, 0, None if chance is None else (0.001, chance))
+    return said
 
 
-@pytest.mark.parametrize(("trials", "chance", "stops"), [(9, 0.01, True), (9, 0.2, False), (3, 0.01, False), (9, None, False)])
+@pytest.mark.parametrize(
+    ("trials", "chance", "stops"), [(10, 0.01, True), (9, 0.01, False), (10, 0.2, False), (3, 0.01, False), (10, None, False)]
+)
 def test_converged_only_when_sure_after_a_few_trials(trials: int, chance: float | None, stops: bool) -> None:
     assert (ended(trials, chance) == "converged: the chance that a further trial gains 1 % is 1.0%") is stops
 
 
 def test_how_sure_is_the_users_choice() -> None:
-    assert ended(9, 0.08) == ""
-    assert ended(9, 0.08, confidence=0.9).startswith("converged")
+    assert ended(10, 0.08) == ""
+    assert ended(10, 0.08, confidence=0.9).startswith("converged")
     assert Budget(confidence=None).confidence is None
 
 

@@ -34,7 +34,8 @@ STUDY = {
         "use_distributed_optimizer": [False, True],
         "tensor_model_parallel_size": [1, 2],
     },
-    "budget": {"trials": 60},
+    "budget": {"trials": 60, "confidence": None},
+    "confirm": {"top": 0},
     "measurement": {
         "steps": 5,
         "warmup_steps": 0,

@@ -48,7 +48,8 @@ class PowerStudy(FaultStudy):
     def limits(self):
         """What is requested of each GPU now."""
         kept = [self.folder / f"nvidia-{gpu}" for gpu in range(2)]
-        return [float(path.read_text()) / 1000 if path.exists() else BEFORE_MW / 1000 for path in kept]
+        texts = [path.read_text() if path.exists() else str(BEFORE_MW) for path in kept]
+        return [float(text) / 1000 if text else None for text in texts]  # the scripted library is writing it
 
     def kept(self):
         """Restore records on disk."""
