@@ -52,10 +52,12 @@ def braked(metrics: Mapping[str, float], window: Window | None) -> str:
     return f"a node's power brake held a GPU back for {share:.0%} of the time" if share > BRAKE_LIMIT else ""
 
 
-def contamination(witnesses: Sequence[Witness], window: Window | None, *, on_cpu: bool) -> str:
-    """Who disturbed a trial, for a person; empty where nobody did."""
+def contamination(
+    witnesses: Sequence[Witness], window: Window | None, *, on_cpu: bool, foreign_cpu_fraction: float = FOREIGN_CPU_LIMIT
+) -> str:
+    """Who disturbed a trial, for a person; empty where nobody did. On a CPU pool others may use so much of the cores."""
     found = [disturbance for witness in witnesses for disturbance in witness.disturbances]
     share, owner = foreign_cpu(witnesses, window)
-    if on_cpu and share > FOREIGN_CPU_LIMIT:
+    if on_cpu and share > foreign_cpu_fraction:
         found.insert(0, f"others used {share:.0%} of the cores" + (f", most of it {owner}" if owner else ""))
     return "; ".join(found)

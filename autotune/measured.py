@@ -53,5 +53,6 @@ def measure(workload: Workload, result: TrialResult, measurement: Measurement, s
     if result.raced_out:
         metrics[SAVED] = saved_s([step.step_s for step in steps], measurement.warmup_steps, measurement.steps)
     marks = result.environment | {f"telemetry.{name}": text for name, text in telemetry.marks.items()}
-    disturbed = (contamination(result.witnesses, window, on_cpu=workload.device == "cpu"), braked(metrics, window))
+    on_cpu, others = workload.device == "cpu", measurement.foreign_cpu_fraction
+    disturbed = (contamination(result.witnesses, window, on_cpu=on_cpu, foreign_cpu_fraction=others), braked(metrics, window))
     return Measured(*judge(result, metrics), steps, metrics, marks, "; ".join(filter(None, disturbed)))

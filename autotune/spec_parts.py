@@ -52,6 +52,7 @@ class Measurement(Part):
         when_busy: What happens where somebody else computes on a trial's GPUs, or holds their memory, before its launch: `wait`
             until they are free; `skip` the trial (LOST, tried again later; three in a row end the pool's study); `fail`: end the
             pool's study. The owner is named.
+        foreign_cpu_fraction: On a CPU pool, share of the cores that others may use before a trial counts as disturbed.
         busy_timeout_s: Longest wait; then the trial is skipped.
     """
 
@@ -63,6 +64,7 @@ class Measurement(Part):
     step_timeout_s: PositiveFloat = 120.0
     trial_timeout_s: PositiveFloat = 1800.0
     when_busy: Literal["wait", "skip", "fail"] = "wait"
+    foreign_cpu_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.10
     busy_timeout_s: PositiveFloat = 600.0
 
     @model_validator(mode="after")

@@ -39,6 +39,7 @@ STUDY = {
     "measurement": {
         "steps": 5,
         "warmup_steps": 0,
+        "foreign_cpu_fraction": 1.0,  # the machine that runs the tests may be busy
         "interval": 0,  # ranks that step for ever are to be killed, not measured
         "startup_timeout_s": 60,
         "step_timeout_s": 20,

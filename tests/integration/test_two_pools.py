@@ -21,7 +21,14 @@ from tests.faults.harness import ROOT, FaultStudy, await_gone, until
 from tests.telemetry.devices import H100 as H100_80GB
 from tests.telemetry.devices import Scenario, environment
 
-MEASUREMENT = {"steps": 4, "warmup_steps": 1, "startup_timeout_s": 150, "step_timeout_s": 60, "trial_timeout_s": 300}
+MEASUREMENT = {
+    "foreign_cpu_fraction": 1.0,
+    "steps": 4,
+    "warmup_steps": 1,
+    "startup_timeout_s": 150,
+    "step_timeout_s": 60,
+    "trial_timeout_s": 300,
+}
 H100, B200 = {"gpu-kind": "H100"}, {"gpu-kind": "B200"}
 SITE = {"site": "laboratory"}
 NODES = (
