@@ -22,9 +22,9 @@ from tests.telemetry.devices import H100 as H100_80GB
 from tests.telemetry.devices import Scenario, environment
 
 MEASUREMENT = {
-    "foreign_cpu_fraction": 1.0,
     "steps": 4,
     "warmup_steps": 1,
+    "foreign_cpu_fraction": 1.0,
     "startup_timeout_s": 150,
     "step_timeout_s": 60,
     "trial_timeout_s": 300,
