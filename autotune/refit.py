@@ -108,9 +108,9 @@ class Refit:
         if not record.contaminated and record.metrics.get(f"{PREFIX}from_trials", 0.0) >= CALIBRATING_TRIALS:
             self._errors.append(abs(record.metrics[f"{PREFIX}step_time_s"] / seconds - 1.0))
 
-    def predictions(self) -> Predictions | None:
-        """Of every row of the table, after all trials so far; None where the GPU is unknown or the table empty."""
-        self.update()
+    def predictions(self, news: float = _NEWS) -> Predictions | None:
+        """Of every row of the table, after the trials so far; None where the GPU is unknown or the table empty. `news`: as `update`."""
+        self.update(news)
         if self.machines is None or not len(self._table):
             return None
         if self._predictions is None:
@@ -145,12 +145,15 @@ class Refit:
         }
         return {PREFIX + name: value for name, value in named.items()}
 
-    def update(self) -> None:
+    def update(self, news: float = _NEWS) -> None:
         """Fit the coefficients again where enough trials have been measured since the last time, and keep them.
 
         One more is enough at first; with many behind it, one more moves little, so it takes a quarter more.
+
+        Args:
+            news: Share of the trials behind the last fit that must have come since.
         """
-        if self._prior is None or self.machines is None or len(self._rows) <= self._fitted * (1.0 + _NEWS):
+        if self._prior is None or self.machines is None or len(self._rows) <= self._fitted * (1.0 + news):
             return
         self._fitted = len(self._rows)
         rows = chosen(self._rows)

@@ -33,7 +33,7 @@ from autotune.host_load import HostWatch
 from autotune.run_spread import RunSpread, other_runs, run_spread
 from autotune.spec import load_study, study_file
 from autotune.steady_state import Interval, is_measured, steady, steady_interval
-from autotune.telemetry_summary import steady_window
+from autotune.steady_state import steady_window
 from launchers.base import Rendezvous, StepRecord
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial

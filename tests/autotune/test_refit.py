@@ -66,7 +66,8 @@ def test_a_disturbed_trial_hardly_moves_the_predictions():
         for other in study.records:
             again.refit.learn(other)
         before = again.refit.predictions().step_time_s
-        again.refit.learn(record)
+        for _ in range(3):  # one more trial beside eight is no reason to refit
+            again.refit.learn(record)
         return float(np.abs(np.log(again.refit.predictions().step_time_s / before)).max())
 
     assert moved(replace(slow, contaminated="a hog")) < 0.2 * moved(slow)
@@ -118,7 +119,7 @@ def test_the_error_that_is_stated_is_that_of_the_pools_own_predictions(tmp_path)
     run_to_end(study, measured_by(study))
     study.close()
     late = [record for record in study.records if record.metrics.get("predicted_from_trials", 0) >= CALIBRATING_TRIALS]
-    assert len(late) == 7
+    assert len(late) == 6
     kept = Store(tmp_path / CALIBRATION_FILE).get(*calibration_key(study.pool))
     assert kept.trials == 12
     assert kept.error == pytest.approx(np.mean(errors(late)))
