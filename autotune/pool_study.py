@@ -22,7 +22,7 @@ from autotune.proposal import Proposal
 from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.refit import Refit
-from autotune.results import END_REASON, PoolResults, results_of, run_spread_of, study_name
+from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, study_name
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
@@ -128,9 +128,9 @@ class PoolStudy:
         return run_spread_of(self.records)
 
     def close(self) -> None:
-        """Keep the reason of the end beside the trials, and what they say of the machines."""
-        self.refit.update()
+        """Keep the reason of the end, what explains the winner, and what the trials say of the machines."""
         self._optuna.set_user_attr(END_REASON, self.end_reason)
+        self._optuna.set_user_attr(EXPLANATION, self._ledger.explained(self.table, self.refit.predictions(news=0.0)))
 
     def propose(self) -> Proposal | None:
         """The next trial to launch; None where there is none now, or, with `end_reason` set, where the study ends.

@@ -109,7 +109,11 @@ class Refit:
             self._errors.append(abs(record.metrics[f"{PREFIX}step_time_s"] / seconds - 1.0))
 
     def predictions(self, news: float = _NEWS) -> Predictions | None:
-        """Of every row of the table, after the trials so far; None where the GPU is unknown or the table empty. `news`: as `update`."""
+        """Of every row of the table, after the trials so far; None where the GPU is unknown or the table is empty.
+
+        Args:
+            news: As for `update`.
+        """
         self.update(news)
         if self.machines is None or not len(self._table):
             return None

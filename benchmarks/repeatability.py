@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,8 +34,7 @@ from autotune.contamination import Witness, contamination, foreign_cpu
 from autotune.host_load import HostWatch
 from autotune.run_spread import RunSpread, other_runs, run_spread
 from autotune.spec import load_study, study_file
-from autotune.steady_state import Interval, is_measured, steady, steady_interval
-from autotune.steady_state import steady_window
+from autotune.steady_state import Interval, is_measured, steady, steady_interval, steady_window
 from launchers.base import Rendezvous, StepRecord
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.process import LaunchRequest, Limits, Supervised, TrialEnd, run_trial
@@ -110,14 +111,14 @@ class Machine:
 
 @contextmanager
 def hogs() -> Iterator[None]:
-    """One process that computes, per core."""
-    processes = [subprocess.Popen(HOG) for _ in os.sched_getaffinity(0)]
+    """One process that computes, per core; orphans, because what hangs below this process counts as the trial's own."""
+    start = [shlex.join(HOG) + " >/dev/null 2>&1 & echo $!"]
+    pids = [int(subprocess.check_output(["sh", "-c", *start], text=True)) for _ in os.sched_getaffinity(0)]
     try:
         yield
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
 
 
 def share_of_pairs(runs: Sequence[Run], spread: RunSpread) -> tuple[float, float]:

@@ -157,3 +157,15 @@ def test_exploring_ends_early_enough_for_confirming_within_the_wall_time() -> No
     study.stopping._opened_s = study.stopping.deadline_s - 600.0
     following = study.propose()
     assert following is not None and following.phase is Phase.CONFIRM
+
+
+def test_what_explains_the_winner_is_kept_with_the_study_and_shown() -> None:
+    study = open_pool(study_spec(limits={"step_time_s": {"max": 10.0}}, confirm={"top": 0}, budget={"trials": 20}))
+    run_to_end(study, measured)
+    assert study.results().explanation == ()
+    study.close()
+    told = study.results().explanation
+    assert any(line.startswith("What mattered") and "tensor_model_parallel_size" in line for line in told)
+    assert any(line.startswith("One step from the winner") for line in told)
+    assert any(line.startswith("Room left below each limit: step_time_s") for line in told)
+    assert all(line in text(study) for line in told)
