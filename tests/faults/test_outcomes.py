@@ -6,7 +6,14 @@ import pytest
 
 from launchers.outcome import Outcome
 
-SHORT = {"steps": 5, "warmup_steps": 0, "startup_timeout_s": 8, "step_timeout_s": 1.5, "trial_timeout_s": 120}
+SHORT = {
+    "foreign_cpu_fraction": 1.0,
+    "steps": 5,
+    "warmup_steps": 0,
+    "startup_timeout_s": 8,
+    "step_timeout_s": 1.5,
+    "trial_timeout_s": 120,
+}
 # Behaviour of the trial -> its outcome and what the detail must say. The hang is inside a real gloo collective.
 FAULTS = {
     "complete": (Outcome.COMPLETED, ""),
