@@ -54,7 +54,6 @@ class Hypothesis(NamedTuple):
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
-    *(Hypothesis(1.0, 1.0, knobs, slopes=0.2) for knobs in (0.05, 0.15)),
 )
 LIMIT_HYPOTHESES = (
     *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
