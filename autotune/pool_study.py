@@ -19,7 +19,6 @@ from autotune.ledger import Ledger
 from autotune.measured import measure
 from autotune.metrics import derived
 from autotune.proposal import Proposal
-from autotune.racing import may_race
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.refit import Refit
 from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, study_name
@@ -204,7 +203,8 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
-        beaten_s = self._ledger.beaten_step_s(self.workload) if may_race(phase) else None
+        # Those that others are compared with run to their end.
+        beaten_s = self._ledger.beaten_step_s(self.workload) if phase is Phase.EXPLORE else None
         self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config), beaten_s))
         return self._running[-1]
 

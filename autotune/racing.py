@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.objective import THROUGHPUT, Objective
-from autotune.records import Phase, TrialRecord
+from autotune.records import TrialRecord
 from autotune.run_spread import RunSpread, other_runs
 from autotune.spec_parts import Measurement
 from autotune.steady_state import is_measured, steady, steady_interval
@@ -97,8 +97,3 @@ def saved_s(step_s: Sequence[float], warmup_steps: int, steps: int) -> float:
     """Seconds that the steps not run would have taken, at the median of those that were."""
     values = sorted(steady(step_s, warmup_steps))
     return max(0, steps - len(step_s)) * values[len(values) // 2] if values else 0.0
-
-
-def may_race(phase: Phase) -> bool:
-    """Whether a trial of this phase may be raced: those that others are compared with run to their end."""
-    return phase is Phase.EXPLORE
