@@ -125,11 +125,12 @@ def study_name(spec: StudySpec, pool: PoolSpec) -> str:
 
 def run_spread_of(records: Sequence[TrialRecord]) -> RunSpread:
     """The run-to-run spread that a study's repeats of a configuration show; contaminated trials do not count."""
-    medians: dict[TrialConfig, list[float]] = {}
+    runs: dict[TrialConfig, list[tuple[float, float]]] = {}
     for record in records:
         if record.outcome is Outcome.COMPLETED and not record.contaminated:
-            medians.setdefault(record.config, []).append(record.metrics["step_time_s"])
-    return run_spread(medians.values())
+            found = record.metrics["step_time_s"], record.metrics["step_interval_fraction"]
+            runs.setdefault(record.config, []).append(found)
+    return run_spread(runs.values())
 
 
 def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int, spread: RunSpread) -> tuple[float, float, float]:

@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from statistics import NormalDist, variance
+from statistics import NormalDist, fmean, variance
 
 from autotune.steady_state import Interval
 
 DEFAULT_SPREAD = 0.010
-"""Relative standard deviation of a run's median where a study has no repeats; `benchmarks/repeatability.py` measures it."""
+"""Relative standard deviation between runs where a study has no repeats; `benchmarks/repeatability.py` measures it."""
 
 _DEFAULT_WEIGHT = 4
 _MOST = 50.0  # as a logarithm: wider tells nothing more, and e to it is a number
@@ -27,7 +27,7 @@ class RunSpread:
     """Run-to-run spread of the median step time.
 
     Attributes:
-        relative: Standard deviation of a run's median over the median.
+        relative: Standard deviation of runs' medians over the median, without the error that the few steps of a run leave in each.
         repeats: Runs beyond the first of their configuration that it rests on; 0: the default alone.
     """
 
@@ -40,20 +40,24 @@ class RunSpread:
         return _student(self.repeats + _DEFAULT_WEIGHT) * self.relative
 
 
-def run_spread(medians_by_config: Iterable[Sequence[float]]) -> RunSpread:
+def run_spread(runs_by_config: Iterable[Sequence[tuple[float, float]]]) -> RunSpread:
     """The spread that the repeats of a study show, pooled over configurations with the default, which weighs as four repeats.
 
     s^2 = (4 s0^2 + sum over configurations of (n - 1) s_i^2) / (4 + sum of (n - 1)), of logarithms: the scaled inverse chi-squared
-    posterior of a variance (Gelman et al., Bayesian Data Analysis, 3rd ed., 2.6).
+    posterior of a variance (Gelman et al., Bayesian Data Analysis, 3rd ed., 2.6). Medians also differ because each rests on few
+    steps, which their own intervals tell, so that s_i^2 is their variance less the mean of these errors' variances, and at least 0
+    (analysis of variance: Searle, Casella and McCulloch, Variance Components, 3.6).
 
     Args:
-        medians_by_config: Median step seconds of each run, one sequence per configuration.
+        runs_by_config: Of each run its median step seconds and the relative half-width of that median's own 95 % interval, one
+            sequence per configuration.
     """
     total, repeats = _DEFAULT_WEIGHT * DEFAULT_SPREAD**2, 0
-    for medians in medians_by_config:
-        if len(medians) > 1:
-            total += (len(medians) - 1) * variance(log(median) for median in medians)
-            repeats += len(medians) - 1
+    for runs in runs_by_config:
+        if len(runs) > 1:
+            errors = fmean((half_width / _TAIL) ** 2 for _, half_width in runs)
+            total += (len(runs) - 1) * max(0.0, variance(log(median) for median, _ in runs) - errors)
+            repeats += len(runs) - 1
     return RunSpread(sqrt(total / (_DEFAULT_WEIGHT + repeats)), repeats)
 
 

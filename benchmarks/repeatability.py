@@ -1,6 +1,6 @@
 """Does the reported interval hold the other runs, and is a disturbed run flagged?
 
-    python benchmarks/repeatability.py [--runs 10] [--ranks 2] [--steps 60] [--interval 0.01] [--output repeatability.json]
+    python benchmarks/repeatability.py [--runs 10] [--ranks 2] [--steps 200] [--interval 0.01] [--output repeatability.json]
 
 Runs one configuration of the quickstart model again and again on this machine's CPU, each run until it is measured well enough,
 then twice more: beside one process that computes on every core, and beside none. A run's interval says where 95 % of other runs'
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             after = machine.run()
         finally:
             machine.close()
-    pooled = run_spread([[run.within.median for run in runs]])
+    pooled = run_spread([[(run.within.median, run.within.half_width) for run in runs]])
     rows = {"repeats": share_of_pairs(runs, pooled), "default": share_of_pairs(runs, RunSpread())}
     medians = [run.within.median for run in runs]
     return {
@@ -155,7 +155,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         "median_step_s": medians,
         "half_width_within": [run.within.half_width for run in runs],
         "steps": [run.steps for run in runs],
-        "measured_spread": statistics.stdev(medians) / statistics.fmean(medians),
+        "spread_of_medians": statistics.stdev(medians) / statistics.fmean(medians),
+        "spread_between_runs": pooled.relative,
         **{f"pairs_held_{name}": row[0] for name, row in rows.items()},
         **{f"half_width_{name}": row[1] for name, row in rows.items()},
         "flagged": sum(bool(run.contaminated) for run in runs),
@@ -171,7 +172,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--interval", type=float, default=0.01)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()

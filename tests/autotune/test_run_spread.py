@@ -9,21 +9,25 @@ from autotune.steady_state import Interval, steady_interval
 STUDENT_4 = 2.776  # 97.5 % quantile of Student's t with four degrees of freedom
 
 
+def exact(*medians):
+    return [(median, 0.0) for median in medians]
+
+
 def run(generator, spread, noise, steps=20):
     return np.exp(spread * generator.normal() + noise * generator.normal(size=steps))
 
 
 def test_without_repeats_the_default_holds():
-    assert run_spread([]) == run_spread([[1.0], [2.0]]) == RunSpread(DEFAULT_SPREAD, 0)
+    assert run_spread([]) == run_spread([exact(1.0), exact(2.0)]) == RunSpread(DEFAULT_SPREAD, 0)
     assert RunSpread().reach == pytest.approx(STUDENT_4 * DEFAULT_SPREAD, rel=0.003)
 
 
 def test_repeats_are_pooled_over_configurations_by_hand():
     # Two runs 2 % apart have a variance of 0.02^2 / 2; the default weighs as four.
-    found = run_spread([[1.0, np.exp(0.02)], [5.0]])
+    found = run_spread([exact(1.0, np.exp(0.02)), exact(5.0)])
     assert found.repeats == 1
     assert found.relative == pytest.approx(((4 * DEFAULT_SPREAD**2 + 0.02**2 / 2) / 5) ** 0.5)
-    assert run_spread([[1.0, np.exp(0.02)], [5.0, 5.0 * np.exp(0.02)]]).repeats == 2
+    assert run_spread([exact(1.0, np.exp(0.02)), exact(5.0, 5.0 * np.exp(0.02))]).repeats == 2
 
 
 @pytest.mark.parametrize(("spread", "noise"), [(0.01, 0.01), (0.03, 0.01), (0.0, 0.03)])
@@ -32,12 +36,21 @@ def test_the_interval_holds_95_of_100_other_runs(spread, noise):
     inside = []
     for _ in range(60):
         runs = [run(generator, spread, noise) for _ in range(10)]
-        medians = [float(np.median(one)) for one in runs]
-        pooled = run_spread([medians])
-        for place, one in enumerate(runs):
-            found = other_runs(steady_interval(one), pooled)
+        within = [steady_interval(one) for one in runs]
+        medians = [one.median for one in within]
+        pooled = run_spread([[(one.median, one.half_width) for one in within]])
+        for place, one in enumerate(within):
+            found = other_runs(one, pooled)
             inside += [found.low <= median <= found.high for other, median in enumerate(medians) if other != place]
     assert np.mean(inside) >= 0.94
+
+
+def test_what_the_steps_of_each_run_leave_open_is_no_spread_between_runs_by_hand():
+    # Medians 2 % apart vary by 0.02^2 / 2; half-widths of 1.96 % are errors of 1 %, of 9.8 % errors of 5 %, which explain it all.
+    one, far = [(1.0, 0.0196), (np.exp(0.02), 0.0196)], [(1.0, 0.098), (np.exp(0.02), 0.098)]
+    found = run_spread([one])
+    assert found.relative == pytest.approx(((4 * DEFAULT_SPREAD**2 + 0.02**2 / 2 - 0.01**2) / 5) ** 0.5, rel=1e-4)
+    assert run_spread([far]).relative == pytest.approx(DEFAULT_SPREAD * (4 / 5) ** 0.5)
 
 
 def test_the_spread_counts_twice_because_two_runs_differ():
