@@ -166,7 +166,7 @@ def _refused(record: TrialRecord) -> bool:
 
 def _trial_json(record: TrialRecord) -> dict[str, Any]:
     how = {"phase": record.phase.value, "outcome": record.outcome.value, "detail": record.detail}
-    return {**(_record_json(record) or {}), **how, "contaminated": record.contaminated}
+    return {**(_record_json(record) or {}), **how, "contaminated": record.contaminated, "why": record.why}
 
 
 def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:

@@ -63,6 +63,7 @@ class StudySpec(Part):
         gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
+        recipes: Whether configurations that published recipes for models of this kind point at run next; see docs/search.md.
         search: Knob -> choices.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
         limits: Bounds on metrics of the answer; they may be crossed while exploring.
@@ -86,6 +87,7 @@ class StudySpec(Part):
     gpus: tuple[NonNegativeInt | str, ...] | None = None
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
+    recipes: bool = True
     search: dict[str, Any] | Literal["auto"]
     objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     limits: dict[str, Bound] = Field(default_factory=dict)

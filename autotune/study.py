@@ -211,6 +211,7 @@ class _ParentOf:
                 "budget_trials": spec.budget.trials,
                 "candidates": len(study.table),
             },
+            tags={"recipes_left_out": "\n".join(study.starts.left_out)} if study.starts.left_out else {},
         )
 
     def open(self) -> None:
