@@ -18,6 +18,7 @@ from autotune.launchable import Launchable
 from autotune.ledger import Ledger
 from autotune.measured import measure
 from autotune.metrics import derived
+from autotune.pareto import directions
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.refit import Refit
@@ -90,7 +91,7 @@ class PoolStudy:
         self.starts = Starts.of(spec, pool, self.candidates, self.refit)
         # The sampler learns what predictions miss by itself: one that moved under it would be corrected twice.
         self._sampler = candidate_sampler(spec, self.candidates, predictions or cache(self.refit.predictions))
-        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
+        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table), directions(spec))
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []

@@ -76,7 +76,7 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        seen, view = self.seen(study, but=trial.number), self.outlook()
+        view, seen = self.problem(study, trial)
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
             found = choose(view, seen, rows, (self._seed, trial.number))
@@ -88,6 +88,10 @@ class ResidualSampler(BaseSampler):
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
         """Never reached while a candidate is left."""
         raise RuntimeError(f"{param_name}: candidates are proposed whole")
+
+    def problem(self, study: Study, trial: FrozenTrial) -> tuple[Outlook, Seen]:
+        """What is expected of all rows and what the other trials showed, both in terms of the score to be raised."""
+        return self.outlook(), self.seen(study, but=trial.number)
 
     def outlook(self) -> Outlook:
         """The outlook on the newest predictions, worked out once for each."""

@@ -1,4 +1,4 @@
-"""How the end of a trial is told to Optuna: its value and one constraint, or FAIL where it says nothing of its configuration."""
+"""How the end of a trial is told to Optuna: values and one constraint, or FAIL where there is nothing to tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CONSTRAINT = "infeasible"
 
 
 def tell(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, ledger: Ledger) -> None:
-    """End a RUNNING trial.
+    """End a RUNNING trial; it FAILs where the record does not hold a value for each direction: lost, or a term not measured.
 
     Args:
         study: Its study.
@@ -21,9 +21,17 @@ def tell(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, ledger: 
         record: How it ended, valued.
         ledger: What the others showed.
     """
-    if record.value is None:
+    values = _values(study, record)
+    if len(values) != len(study.directions):
         study.tell(trial, state=TrialState.FAIL)
         return
     if not trial.constraints:
         trial.set_constraint(_CONSTRAINT, ledger.infeasibility(record))
-    study.tell(trial, record.value)
+    study.tell(trial, values)
+
+
+def _values(study: optuna.Study, record: TrialRecord) -> tuple[float, ...]:
+    """The score, or in a study of several directions the terms."""
+    if len(study.directions) > 1:
+        return record.values
+    return () if record.value is None else (record.value,)
