@@ -58,7 +58,6 @@ def test_the_score_is_minus_the_augmented_distance_to_the_ideal() -> None:
     joined = Chebyshev(np.array([1.0, 2.0]), np.array([0.5, 2.0]))
     terms = np.array([[1.0, 2.0], [0.0, 2.0], [0.5, 1.0]])
     assert joined.score(terms) == pytest.approx([0.0, -0.5 * 1.05, -2.0 - 0.05 * 2.25])
-    assert joined.noise(terms, np.array([0.1, 0.1, 0.1]))[1:] == pytest.approx([0.05, 0.2])
 
 
 def test_weights_are_one_on_average_and_relative_to_each_terms_range_on_the_front() -> None:
