@@ -2,7 +2,7 @@
 
 ParEGO (Knowles 2006) with a residual model for each term: the terms are joined to one score, the augmented Chebyshev distance to
 the ideal point under random weights, and the candidate with the highest expected improvement of that score is proposed. Different
-weights lead to different parts of the front. What a trial says of a term counts under all of them (Daulton, Balandat and Bakshy 2020).
+weights lead to different parts of the front; what a trial says of a term counts under all (Daulton, Balandat and Bakshy 2020).
 """
 
 from __future__ import annotations
@@ -74,21 +74,22 @@ class Chebyshev:
 class JoinedModel:
     """The joined score's model, by draws from the terms' own."""
 
-    def __init__(self, terms: Sequence[ResidualModel], joined: Chebyshev, random: np.random.Generator) -> None:
+    def __init__(self, terms: Sequence[ResidualModel], expected: Floats, joined: Chebyshev, random: np.random.Generator) -> None:
         """Join models; the draws are the same for every candidate.
 
         Args:
             terms: A model for each term.
+            expected: Their rough means, (candidates, terms).
             joined: How they are joined.
             random: Draws.
         """
-        self._terms, self._joined = terms, joined
+        self._terms, self._expected, self._joined = terms, expected, joined
         self._picks = random.random((len(terms), _DRAWS))
         self._errors = random.standard_normal((len(terms), _DRAWS, 1))
 
     def rough_mean(self) -> Floats:
         """Score of what is roughly expected of every candidate."""
-        return self._joined.score(np.stack([term.rough_mean() for term in self._terms], axis=-1))
+        return self._joined.score(self._expected)
 
     def belief(self, rows: Rows) -> Belief:
         """Score of some candidates, a narrow normal distribution per draw."""
@@ -122,7 +123,7 @@ class ParetoSampler(ResidualSampler):
         random = np.random.default_rng((self._seed, trial.number))
         joined = Chebyshev.drawn(known[counts] if counts.any() else known, random)
         believed = joined.score(np.stack([values for _, values in found], axis=-1))
-        modelled: tuple[Model, Floats] = JoinedModel(models, joined, random), believed
+        modelled: tuple[Model, Floats] = JoinedModel(models, expected, joined, random), believed
         scored = replace(seen, scores=joined.score(measured).tolist())
         return replace(choose(view, scored, rows, (self._seed, trial.number), modelled), improvement=math.inf, chance_of_gain=1.0)
 
