@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,17 @@ from scipy.stats import norm
 
 from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
-from autotune.residual_model import LIMIT_HYPOTHESES, NOISE, Belief, Floats, ResidualModel, Rows
+from autotune.residual_model import (
+    HYPOTHESES,
+    LIMIT_HYPOTHESES,
+    NOISE,
+    Belief,
+    Features,
+    Floats,
+    Hypothesis,
+    ResidualModel,
+    Rows,
+)
 
 SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
@@ -92,7 +103,17 @@ class Choice:
     larger_than_oom: int
 
 
-def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choice:
+class Model(Protocol):
+    """What `choose` asks of a model of the scores; `ResidualModel` is one."""
+
+    def rough_mean(self) -> Floats:
+        """Expected score of all candidates, cheaply."""
+
+    def belief(self, rows: Rows) -> Belief:
+        """Score of some candidates."""
+
+
+def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelled: tuple[Model, Floats] | None = None) -> Choice:
     """The most promising of the open candidates.
 
     Args:
@@ -100,13 +121,14 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...]) -> Choi
         seen: What was measured.
         rows: Open candidates, at least one.
         seed: Of the candidates drawn at random where there are many.
+        modelled: Model of the scores, and what it expects of running trials; none = a residual model of `seen.scores`.
     """
     out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
     fits = np.ones(len(view.score))
     if view.memory:
         peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
         fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp), peaks)
-    model, believed = _model(view, seen)
+    model, believed = modelled or believing(view.features, view.score, seen, seen.scores, seen.noise)
     limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
     short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE) + kept_roughly, seed)
@@ -159,16 +181,24 @@ def _chance_of_gain(belief: Belief, chance: Floats, best: float) -> float:
     return min(1.0, float((chance * beats).sum()))
 
 
-def _model(view: Outlook, seen: Seen) -> tuple[ResidualModel, Floats]:
-    """The scores' model, with running trials at what is expected of them, and that."""
-    rows, scores, noise = np.array(seen.rows, dtype=np.intp), np.array(seen.scores), np.array(seen.noise)
-    model = ResidualModel(view.features, view.score, rows, scores, noise)
+def believing(
+    features: Features,
+    predicted: Floats,
+    seen: Seen,
+    measured: Sequence[float],
+    noise: Sequence[float],
+    hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+) -> tuple[ResidualModel, Floats]:
+    """A residual model with running trials at what is expected of them, and that; `measured` and `noise` are of `seen.rows`."""
+    rows, values, spread = np.array(seen.rows, dtype=np.intp), np.array(measured), np.array(noise)
+    model = ResidualModel(features, predicted, rows, values, spread, hypotheses)
     if not seen.running:
         return model, np.zeros(0)
     running = np.array(seen.running, dtype=np.intp)
     believed = model.belief(running).mean
-    every = np.concatenate([rows, running]), np.concatenate([scores, believed])
-    return ResidualModel(view.features, view.score, *every, np.append(noise, np.full(len(running), NOISE))), believed
+    every = np.concatenate([rows, running]), np.concatenate([values, believed])
+    spread = np.append(spread, np.full(len(running), NOISE))
+    return ResidualModel(features, predicted, *every, spread, hypotheses), believed
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:

@@ -36,6 +36,7 @@ def fingerprint(spec: StudySpec, table: CandidateTable) -> dict[str, object]:
         "choices": plain_choices(table),
         "baseline": normalise(table.workload, spec.baseline).model_dump(mode="json", exclude_defaults=True),
         "launcher": spec.launcher,
+        **({"objective": list(spec.objective)} if spec.pareto else {}),
     }
 
 

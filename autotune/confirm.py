@@ -87,24 +87,29 @@ class Decision:
     by_power: bool = False
 
 
-def contenders(records: Sequence[TrialRecord], objective: Objective, confirmation: Confirmation) -> list[Contender]:
-    """Who is confirmed: the best explored within the limits until `top` hold, others that reach the best's interval, the baseline.
+def able(records: Sequence[TrialRecord], objective: Objective) -> list[Contender]:
+    """Who may be confirmed: the explored within the limits, best score first, and those that were run to confirm already.
 
     Limits are tightened by what confirming has shown over exploring so far (`heat_margins`).
     """
-    if not confirmation.top:
-        return []
     everyone = _ranked(records, objective)
     tight = replace(objective, limits=_tightened(objective.limits, heat_margins(everyone)))
-    able = [contender for contender in everyone if contender.runs or not tight.violations(contender.explored.metrics)]
+    return [contender for contender in everyone if contender.runs or not tight.violations(contender.explored.metrics)]
+
+
+def contenders(records: Sequence[TrialRecord], objective: Objective, confirmation: Confirmation) -> list[Contender]:
+    """Who is confirmed: the best of the able until `top` hold, others that reach the best's interval, the baseline."""
+    if not confirmation.top:
+        return []
+    everyone = able(records, objective)
     chosen: list[Contender] = []
     holding = 0
-    for contender in able:
+    for contender in everyone:
         reaches = bool(chosen) and _reaches(contender, chosen[0], objective)
         if holding < confirmation.top or (reaches and len(chosen) < _MOST_CONTENDERS * confirmation.top):
             chosen.append(contender)
             holding += not contender.failed(objective)
-    baseline = [contender for contender in able if contender.explored.phase is Phase.BASELINE and contender not in chosen]
+    baseline = [contender for contender in everyone if contender.explored.phase is Phase.BASELINE and contender not in chosen]
     return chosen + baseline
 
 
@@ -136,8 +141,8 @@ def decide(chosen: Sequence[Contender], objective: Objective, repeats: int) -> D
     baselines = [contender for contender in others if contender.explored.phase is Phase.BASELINE]
     throughput = replace(objective, weights={THROUGHPUT: 1.0})
     return Decision(
-        winner=_median_run(winner, objective),
-        runner_up=_median_run(others[0], objective) if others else None,
+        winner=median_run(winner, objective),
+        runner_up=median_run(others[0], objective) if others else None,
         margin=compare(winner, others[0], objective) if others else None,
         over_baseline=compare(winner, baselines[0], throughput) if baselines else None,
         by_power=winner is not leader,
@@ -212,6 +217,7 @@ def _mean_power_w(contender: Contender) -> float:
     return float(np.mean(values)) if len(values) == len(contender.runs) else np.inf
 
 
-def _median_run(contender: Contender, objective: Objective) -> TrialRecord:
+def median_run(contender: Contender, objective: Objective) -> TrialRecord:
+    """The confirming run with the median score; the lower one of two."""
     order = np.argsort(contender.scores(objective), kind="stable")
     return contender.runs[int(order[(len(order) - 1) // 2])]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from autotune.budget import Spent, spent
 from autotune.confirm import Contender, Decision, contenders, decide
 from autotune.objective import Objective
+from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
 from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
@@ -45,16 +46,19 @@ class Ledger:
         return spent(self.records, self._pool)
 
     def valued(self, record: TrialRecord) -> TrialRecord:
-        """The record with what it is worth: its score and the limits that it crosses, where it was measured.
+        """The record with what it is worth: its score, its terms in a Pareto study, and the limits that it crosses.
 
-        One that failed is worth the worst score so far; one that the infrastructure lost says nothing of its configuration: None.
+        One that failed is worth the worst so far; one that the infrastructure lost says nothing of its configuration: None.
         """
         if record.outcome is Outcome.LOST:
             return record
         if record.outcome is not Outcome.COMPLETED:
-            return replace(record, value=self._worst if self._worst is not None else 0.0)
+            values = worst_values(self.records, self._spec.objective) if self._spec.pareto else ()
+            return replace(record, value=self._worst if self._worst is not None else 0.0, values=values)
         objective = self._relative_to(record)
-        return replace(record, value=objective.score(record.metrics), violations=tuple(objective.violations(record.metrics)))
+        values = values_of(objective, record.metrics) if self._spec.pareto else ()
+        violations = tuple(objective.violations(record.metrics))
+        return replace(record, value=objective.score(record.metrics), values=values, violations=violations)
 
     def add(self, record: TrialRecord) -> None:
         """Count an ended trial."""
@@ -70,7 +74,10 @@ class Ledger:
         return max(1.0, amount) if math.isfinite(amount) else 1.0
 
     def cannot_be_shown(self) -> str:
-        """Why no trial can be shown to keep the limits, as a reason to end; empty where that is not so."""
+        """Why no trial can be shown to keep the limits, or to lie on the front, as a reason to end; empty where that is not so."""
+        if self._spec.pareto and self.objective is not None and self.objective.dropped:
+            missed = ", ".join(self.objective.dropped)
+            return f"pareto: {missed} cannot be measured on pool {self._pool.name}; `objective` without it can be searched"
         lacking = self.objective.unmeasurable() if self.objective is not None else []
         return f"limits: {', '.join(lacking)} cannot be measured on pool {self._pool.name}" if lacking else ""
 
@@ -83,23 +90,41 @@ class Ledger:
         return (self._spec.confirm.top + 1) * self._spec.confirm.repeats * longer * statistics.median(seconds)
 
     def beaten_step_s(self, workload: Workload) -> float | None:
-        """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`."""
-        if self.objective is None or not self._spec.measurement.racing:
+        """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`.
+
+        In a Pareto study a slow trial may be the best of another term, so none is raced.
+        """
+        if self.objective is None or not self._spec.measurement.racing or self._spec.pareto:
             return None
         return beaten_step_s(self.records, self.best(), self.objective, workload)
 
     def contenders(self) -> list[Contender]:
         """Who is to be confirmed."""
-        return contenders(self.records, self.objective, self._spec.confirm) if self.objective is not None else []
+        if self.objective is None:
+            return []
+        choose = front_contenders if self._spec.pareto else contenders
+        return choose(self.records, self.objective, self._spec.confirm)
 
     def decision(self) -> Decision | None:
-        """The confirmed winner; None before there is one."""
-        if self.objective is None:
+        """The confirmed winner; None before there is one, and in a Pareto study."""
+        if self.objective is None or self._spec.pareto:
             return None
         return decide(self.contenders(), self.objective, self._spec.confirm.repeats)
 
+    def front(self) -> tuple[Point, ...]:
+        """The Pareto front, the knee first; empty where there is none, or the study is for one score."""
+        if self.objective is None or not self._spec.pareto:
+            return ()
+        return front_of(self.records, self.objective, self._spec.confirm)
+
+    def hypervolume(self) -> float | None:
+        """What the front covers; None in a study for one score, and before anything was measured."""
+        return hypervolume(self.front(), self.objective) if self.objective is not None and self._spec.pareto else None
+
     def best(self) -> TrialRecord | None:
-        """The confirmed winner, else the best explored trial within the limits; None where there is none."""
+        """The confirmed winner, else the best explored trial within the limits; the front's knee; None where there is none."""
+        if self._spec.pareto:
+            return next((point.record for point in self.front() if point.knee), None)
         if (decision := self.decision()) is not None:
             return decision.winner
         beaten = {contender.config for contender in self.contenders() if self.objective and contender.failed(self.objective)}
@@ -112,9 +137,9 @@ class Ledger:
         return min(completed, key=self.infeasibility, default=None)
 
     def explained(self, table: CandidateTable, predictions: Predictions | None) -> list[str]:
-        """What explains the winner, a line each; nothing where there is none."""
+        """What explains the winner, a line each; nothing where there is none, or several in a Pareto study."""
         best = self.best()
-        if best is None or self.objective is None:
+        if best is None or self.objective is None or self._spec.pareto:
             return []
         from autotune.explain_text import explanation_lines  # importance takes a while to import
 
@@ -124,7 +149,7 @@ class Ledger:
     def _relative_to(self, record: TrialRecord) -> Objective:
         """The objective; relative to this measured trial where there was none."""
         if self.objective is None:
-            self.objective = Objective(self._spec.objective, self._spec.limits, record.metrics)
+            self.objective = Objective(self._spec.objective, self._spec.limits, record.metrics, self._spec.pareto)
         return self.objective
 
 

@@ -29,11 +29,13 @@ class Objective:
         weights: Weight by metric name; positive where more is better.
         limits: Bounds by metric name.
         reference: Metrics of the reference measurement.
+        every_term: Whether a term that the reference lacks is missed in every trial, in place of dropped (`pareto: true`).
     """
 
     weights: Mapping[str, float]
     limits: Mapping[str, Bound]
     reference: Mapping[str, float]
+    every_term: bool = False
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -45,9 +47,13 @@ class Objective:
         """Metrics with a weight that the reference does not have: they cannot be measured here."""
         return tuple(name for name in self.weights if name not in self.terms)
 
+    def changes(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Each measured term against the reference: the logarithm of the ratio, or the difference where a metric may be zero."""
+        return {name: on_scale(name, metrics[name]) - on_scale(name, self.reference[name]) for name in self._measured(metrics)}
+
     def parts(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """What every term adds to the score; a term that this trial could not measure is left out."""
-        return {name: self.weights[name] * _change(name, metrics[name], self.reference[name]) for name in self._measured(metrics)}
+        return {name: self.weights[name] * change for name, change in self.changes(metrics).items()}
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """The sum of the terms, 0 for the reference itself; higher is better."""
@@ -55,7 +61,8 @@ class Objective:
 
     def violations(self, metrics: Mapping[str, float]) -> list[Violation]:
         """Limits that the measurement crosses, and terms or limits that it lacks although the reference has them."""
-        lacking = [name for name in self.terms if name not in self._measured(metrics)]
+        wanted = self.weights if self.every_term else self.terms
+        lacking = [name for name in wanted if name not in self._measured(metrics)]
         crossed = [violation for name, bound in self.limits.items() if (violation := _crossed(name, bound, metrics.get(name)))]
         return [Violation(f"{name}_not_measured", 1.0, f"{name} was not measured in this trial") for name in lacking] + crossed
 
@@ -99,12 +106,14 @@ def _crossed(name: str, bound: Bound, value: float | None) -> Violation | None:
 
 
 def _usable(name: str, value: float | None) -> bool:
-    return value is not None and math.isfinite(value) and (value > 0 or _linear(name))
+    return value is not None and math.isfinite(value) and (value > 0 or may_be_zero(name))
 
 
-def _change(name: str, value: float, reference: float) -> float:
-    return value - reference if _linear(name) else math.log(value / reference)
+def on_scale(name: str, value: float) -> float:
+    """A metric on the scale on which its changes count: its logarithm, or itself where it may be zero."""
+    return value if may_be_zero(name) else math.log(value)
 
 
-def _linear(name: str) -> bool:
+def may_be_zero(name: str) -> bool:
+    """Whether a metric may be zero: it enters by differences."""
     return name.endswith(_MAY_BE_ZERO)

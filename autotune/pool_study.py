@@ -18,6 +18,7 @@ from autotune.launchable import Launchable
 from autotune.ledger import Ledger
 from autotune.measured import measure
 from autotune.metrics import derived
+from autotune.pareto import directions
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
 from autotune.refit import Refit
@@ -25,8 +26,10 @@ from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, r
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
+from autotune.starts import Starts
 from autotune.stopping import Stopping
 from autotune.storage import open_study
+from autotune.telling import tell
 from launchers.base import Launcher
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -37,8 +40,6 @@ from search_spaces.prediction import Predictions
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
-# GPSampler wants the same constraints on every trial, so there is one, and the broken rules are in the record.
-_CONSTRAINT = "infeasible"
 
 
 class PoolStudy:
@@ -53,6 +54,7 @@ class PoolStudy:
         refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
         stopping: When it has explored enough.
+        starts: What it tries right after the baseline.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class PoolStudy:
         self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
+        self.starts = Starts.of(spec, pool, self.candidates, self.refit)
         # The sampler learns what predictions miss by itself: one that moved under it would be corrected twice.
         self._sampler = candidate_sampler(spec, self.candidates, predictions or cache(self.refit.predictions))
-        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table))
+        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table), directions(spec))
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []
@@ -205,7 +208,8 @@ class PoolStudy:
         self.candidates.mark_seen(config)
         # Those that others are compared with run to their end.
         beaten_s = self._ledger.beaten_step_s(self.workload) if phase is Phase.EXPLORE else None
-        self._running.append(Proposal(trial, config, phase, time.time(), self.refit.metrics(config), beaten_s))
+        predicted, why = self.refit.metrics(config), self.starts.why(config)
+        self._running.append(Proposal(trial, config, phase, time.time(), predicted, beaten_s, why))
         return self._running[-1]
 
     def _end_exploring(self, reason: str) -> None:
@@ -214,10 +218,12 @@ class PoolStudy:
             self._explored = reason
 
     def _draw(self) -> tuple[optuna.Trial, TrialConfig, Phase]:
-        """The baseline first, then what the sampler proposes, legal or not."""
+        """The baseline first, then where recipes point, then what the sampler proposes, legal or not."""
         if self._baseline_due:
             self._baseline_due = False
             return self._ask(self._baseline), self._baseline, Phase.BASELINE
+        if (start := self.starts.next(self.candidates, self.records)) is not None:
+            return self._ask(start), start, Phase.EXPLORE
         trial = self._ask(None)
         return trial, self.candidates.config(trial.params), Phase.EXPLORE
 
@@ -256,19 +262,11 @@ class PoolStudy:
         """Attributes first, then the end: Optuna takes none afterwards."""
         record = self._ledger.valued(record)
         trial.set_user_attr(RECORD_ATTRIBUTE, record_to_json(record))
-        self._conclude(trial, record, self._ledger)
+        tell(self._optuna, trial, record, self._ledger)
         self._ledger.add(record)
         self.refit.learn(record)
         self._on_record(self, record)
         return record
-
-    def _conclude(self, trial: optuna.Trial, record: TrialRecord, ledger: Ledger) -> None:
-        if record.value is None:
-            self._optuna.tell(trial, state=TrialState.FAIL)
-            return
-        if not trial.constraints:
-            trial.set_constraint(_CONSTRAINT, ledger.infeasibility(record))
-        self._optuna.tell(trial, record.value)
 
     def _reload(self) -> Ledger:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
@@ -280,7 +278,7 @@ class PoolStudy:
                 self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
             elif not frozen.state.is_finished() and record is not None:
                 # Its driver died between the record and the end.
-                self._conclude(optuna.Trial(self._optuna, frozen._trial_id), record, ledger)
+                tell(self._optuna, optuna.Trial(self._optuna, frozen._trial_id), record, ledger)
             elif not frozen.state.is_finished():
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
             if record is not None:

@@ -25,6 +25,7 @@ class Proposal:
         proposed_s: Unix time.
         predicted: What is predicted of it, as metrics.
         beaten_s: Step seconds that it has to reach to be of use; None = it runs to its end.
+        why: Where its configuration comes from; empty where that is the study itself or its sampler.
     """
 
     trial: optuna.Trial
@@ -33,6 +34,7 @@ class Proposal:
     proposed_s: float
     predicted: Mapping[str, float] = field(default_factory=dict)
     beaten_s: float | None = None
+    why: str = ""
 
     def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
         """The record of its end, now."""
@@ -47,4 +49,5 @@ class Proposal:
             violations=violations,
             started_s=self.proposed_s,
             ended_s=time.time(),
+            why=self.why,
         )

@@ -76,7 +76,7 @@ class TrialRecord:
         argv: The same as Megatron-LM arguments.
         outcome: How it ended.
         detail: Why, in words; the last lines of the log where it failed.
-        value: What Optuna was told (higher is better); None until told.
+        value: What it is worth in one number (higher is better), which Optuna was told; None until told.
         metrics: Finite values by name, units in the names.
         violations: Broken rules and limits.
         steps: Every step that was reported.
@@ -85,6 +85,8 @@ class TrialRecord:
         environment: Where it ran: node, pool label, versions.
         log_folder: Folder of the ranks' logs; None where nothing was launched.
         contaminated: Who disturbed its measurement; empty where nobody is known to.
+        why: Where its configuration comes from, such as `recipe: ...`; empty where that is the study itself or its sampler.
+        values: In a Pareto study, what Optuna was told in place of `value`: each term against the reference; empty where one lacks.
     """
 
     # A NaN loss must survive JSON.
@@ -106,6 +108,8 @@ class TrialRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
     contaminated: str = ""
+    why: str = ""
+    values: tuple[float, ...] = ()
 
 
 _SHORT = {

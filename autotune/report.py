@@ -13,6 +13,7 @@ from rich.text import Text
 
 from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
+from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
@@ -42,13 +43,14 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
     table = Table(title=f"{result.study}   ended: {result.end_reason or 'not yet'}", title_justify="left", title_style="bold")
     for heading in ("", "trial", "tokens/s per GPU [95 %]", "step s", "configuration"):
         table.add_column(heading)
-    for name, record in (("baseline", result.baseline), ("winner", result.best)):
+    winner = "knee" if result.front else "winner"
+    for name, record in (("baseline", result.baseline), (winner, result.best)):
         if record is not None:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
-            table.add_row(*row, style="bold" if name == "winner" else "")
+            table.add_row(*row, style="bold" if name == winner else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
     warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
-    told = [Text(line) for line in result.explanation]
+    told = [Text(line) for line in (*front_lines(result), *result.explanation)]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
@@ -76,6 +78,8 @@ def failure_table(result: PoolResults) -> Table:
 def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is None:
         return _nothing_best(result)
+    if result.front:
+        return "No configuration of the front is beaten by another one in every term."
     if result.baseline is None:
         return "The baseline did not complete, so there is nothing to compare the winner with."
     if result.best.config == result.baseline.config:
@@ -146,6 +150,8 @@ def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> lis
             "best": _record_json(result.best),
             "best_tokens_per_s": result.best_tokens_per_s,
             "explanation": list(result.explanation),
+            "front": front_json(result),
+            "hypervolume": result.hypervolume,
             "spent": asdict(result.spent),
         }
         | ({"trials": [_trial_json(record) for record in result.records if not _refused(record)]} if trials else {})
@@ -166,7 +172,7 @@ def _refused(record: TrialRecord) -> bool:
 
 def _trial_json(record: TrialRecord) -> dict[str, Any]:
     how = {"phase": record.phase.value, "outcome": record.outcome.value, "detail": record.detail}
-    return {**(_record_json(record) or {}), **how, "contaminated": record.contaminated}
+    return {**(_record_json(record) or {}), **how, "contaminated": record.contaminated, "why": record.why}
 
 
 def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:

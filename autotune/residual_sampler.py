@@ -20,11 +20,11 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
-from autotune.acquisition import Seen, choose
+from autotune.acquisition import Choice, Seen, choose
 from autotune.candidates import Candidates
 from autotune.outlook import Expects, Outlook, outlook_of
 from autotune.records import TrialRecord, record_from_trial
-from autotune.residual_model import NOISE
+from autotune.residual_model import NOISE, Rows
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions
 
@@ -76,10 +76,9 @@ class ResidualSampler(BaseSampler):
         rows = self._candidates.open_rows()
         if not len(rows):
             return {}
-        seen, view = self.seen(study, but=trial.number), self.outlook()
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
-            found = choose(view, seen, rows, (self._seed, trial.number))
+            found = self.choice(study, trial, rows)
         self.expected_improvement, self.chance_of_gain = found.improvement, found.chance_of_gain
         why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
         study._storage.set_trial_system_attr(trial._trial_id, WHY, why)
@@ -88,6 +87,10 @@ class ResidualSampler(BaseSampler):
     def sample_independent(self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution) -> Any:
         """Never reached while a candidate is left."""
         raise RuntimeError(f"{param_name}: candidates are proposed whole")
+
+    def choice(self, study: Study, trial: FrozenTrial, rows: Rows) -> Choice:
+        """The most promising of the open candidates `rows`."""
+        return choose(self.outlook(), self.seen(study, but=trial.number), rows, (self._seed, trial.number))
 
     def outlook(self) -> Outlook:
         """The outlook on the newest predictions, worked out once for each."""

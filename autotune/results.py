@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 from autotune.budget import Spent
 from autotune.confirm import Decision
 from autotune.ledger import Ledger
+from autotune.pareto import Point
 from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.run_spread import RunSpread, ratio_interval, run_spread
 from autotune.spec import StudySpec
@@ -36,13 +37,15 @@ class PoolResults:
         pool: The pool.
         records: All ended trials, in the order of their numbers.
         running: Trials that are running now, or were when their driver died.
-        best: The confirmed winner, else the best explored trial within the limits; None where there is none.
+        best: The confirmed winner, else the best explored trial within the limits; a front's knee; None where there is none.
         decision: How the winner was chosen; None where nothing was confirmed.
         nearest: The completed trial that crosses the limits least, where none is within them.
         spent: What the trials have cost.
         end_reason: Why the study ended; empty where it has not.
         explanation: What explains the winner, a line each; empty where the study has not ended or nothing won.
         notes: What the study does not do although it was asked for, and how to change that.
+        front: In a Pareto study, the configurations that no other one beats in every term, the knee first.
+        hypervolume: What the front covers, see `pareto.hypervolume`; None in a study for one score.
     """
 
     study: str
@@ -56,6 +59,8 @@ class PoolResults:
     end_reason: str
     explanation: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    front: tuple[Point, ...] = ()
+    hypervolume: float | None = None
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -99,6 +104,8 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         end_reason=study.user_attrs.get(END_REASON, ""),
         explanation=tuple(study.user_attrs.get(EXPLANATION, ())),
         notes=tuple(study.user_attrs.get(_NOTES, ())),
+        front=ledger.front(),
+        hypervolume=ledger.hypervolume(),
     )
 
 

@@ -33,9 +33,11 @@ def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: Predicti
     seed = spec.seed
     match spec.sampler:
         case "residual":
+            from autotune.pareto_sampler import ParetoSampler
             from autotune.residual_sampler import ResidualSampler
 
-            return ResidualSampler(candidates, predictions, seed, Expects(spec.objective, spec.limits))
+            ours = ParetoSampler if spec.pareto else ResidualSampler
+            return ours(candidates, predictions, seed, Expects(spec.objective, spec.limits))
         case "tpe":
             return TPESampler(seed=seed)
         case "gp":

@@ -63,8 +63,10 @@ class StudySpec(Part):
         gpus: GPUs of this machine (indices or UUIDs) that a private Ray may use; none = those in CUDA_VISIBLE_DEVICES, else all.
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
+        recipes: Whether configurations that published recipes for models of this kind point at run next; see docs/search.md.
         search: Knob -> choices.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
+        pareto: Whether the terms are not summed: one direction each, by the sign of the weight, and a front as the answer.
         limits: Bounds on metrics of the answer; they may be crossed while exploring.
         gpu_power_guard_w: Watts that no GPU may draw over a second, in any launch; see `autotune.guards`.
         confirm: How the winner is chosen among the best.
@@ -86,8 +88,10 @@ class StudySpec(Part):
     gpus: tuple[NonNegativeInt | str, ...] | None = None
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
+    recipes: bool = True
     search: dict[str, Any] | Literal["auto"]
     objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
+    pareto: bool = False
     limits: dict[str, Bound] = Field(default_factory=dict)
     gpu_power_guard_w: PositiveFloat | None = None
     confirm: Confirmation = Confirmation()
@@ -104,6 +108,15 @@ class StudySpec(Part):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise wrong("pools", twice[0], "two pools have the same name", "every pool needs a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _a_front_has_directions(self) -> Self:
+        if self.pareto and len(self.objective) < 2:  # noqa: PLR2004
+            raise wrong("objective", self.objective, "has one term, and a front needs two", "name a second metric")
+        if self.pareto and (flat := [name for name, weight in self.objective.items() if weight == 0]):
+            hint = "give a positive weight where more is better, else a negative one"
+            raise wrong(f"objective.{flat[0]}", 0, "has no direction", hint)
         return self
 
     @model_validator(mode="after")

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.study import StudyDirection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import is_network_filesystem, lock_report
 
+Direction = Literal["maximize", "minimize"]
 JOURNAL_NAME = "optuna-journal.log"
 WAIT_S = 30.0
 _RETRY_S = 1.0
@@ -163,16 +165,31 @@ def _file_of(url: str | None, state_folder: Path) -> Path | None:
     return Path(name)
 
 
-def open_study(storage: BaseStorage, name: str, sampler: BaseSampler, fingerprint: dict[str, object]) -> optuna.Study:
-    """Create or reopen a study that maximises; `fingerprint` names what must not change between openings.
+def open_study(
+    storage: BaseStorage,
+    name: str,
+    sampler: BaseSampler,
+    fingerprint: dict[str, object],
+    directions: Sequence[Direction] = ("maximize",),
+) -> optuna.Study:
+    """Create or reopen a study.
+
+    Args:
+        storage: Where it is kept.
+        name: Its name.
+        sampler: What proposes.
+        fingerprint: What must not change between openings.
+        directions: One for each value that a trial is told.
 
     Raises:
         SpecError: where the storage holds a study of this name over something else.
     """
-    study = optuna.create_study(study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True)
+    study = optuna.create_study(study_name=name, storage=storage, sampler=sampler, directions=list(directions), load_if_exists=True)
     hint = "give the study another name, or another storage"
-    if study.directions != [StudyDirection.MAXIMIZE]:
-        raise SpecError("name", name, "the storage holds a study of this name with another direction", hint)
+    kept, wanted = ", ".join(direction.name.lower() for direction in study.directions), ", ".join(directions)
+    if kept != wanted:
+        problem = f"the storage holds a study of this name with another direction ({kept}, and this one has {wanted})"
+        raise SpecError("name", name, problem, f"{hint}; `pareto: true` gives one for each term of the objective")
     known = study.user_attrs.get("fingerprint")
     if known is None and study.get_trials(deepcopy=False):
         raise SpecError("name", name, "the storage holds a study of this name that another program made", hint)

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Protocol
 
+from autotune import pareto
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
+from autotune.pareto_text import front_lines
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
@@ -91,7 +93,8 @@ def open_studies(
     for pool in spec.pools:
         dropped = notes.get(pool.name, [])
         studies.append(PoolStudy(without(spec, dropped), pool, launcher_of(spec, pool), storage, on_record, kept_in))
-        keep_notes(storage, studies[-1].name, note(spec) + dropped)
+        front = [pareto.NOTE] if spec.pareto else []
+        keep_notes(storage, studies[-1].name, note(spec) + dropped + front)
     return studies
 
 
@@ -207,10 +210,12 @@ class _ParentOf:
                 **study.workload.model_dump(exclude={"model"}),
                 "launcher": spec.launcher,
                 "sampler": spec.sampler,
+                "pareto": spec.pareto,
                 "seed": spec.seed,
                 "budget_trials": spec.budget.trials,
                 "candidates": len(study.table),
             },
+            tags={"recipes_left_out": "\n".join(study.starts.left_out)} if study.starts.left_out else {},
         )
 
     def open(self) -> None:
@@ -222,15 +227,17 @@ class _ParentOf:
         """End it with the study's reason and the winner's figures."""
         if self._run_id is None:
             return
-        best = self._study.best
+        best, results = self._study.best, self._study.results()
+        covered = {} if results.hypervolume is None else {"hypervolume": results.hypervolume, "front_size": len(results.front)}
         status = "FINISHED" if best is not None else "FAILED"
         self._tracker.close_parent(
             self._run_id,
             "KILLED" if self._study.end_reason == STOPPED_BY_USER else status,
-            metrics={f"best_{name}": value for name, value in best.metrics.items()} if best else {},
+            metrics=covered | ({f"best_{name}": value for name, value in best.metrics.items()} if best else {}),
             tags={
                 "end_reason": self._study.end_reason,
-                "mlflow.note.content": "\n\n".join(self._study.results().explanation),
+                "mlflow.note.content": "\n\n".join([*results.explanation, *front_lines(results)]),
                 **({"best_trial": str(best.number)} if best else {}),
+                **({"front": ", ".join(str(point.record.number) for point in results.front)} if results.front else {}),
             },
         )

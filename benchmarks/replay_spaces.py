@@ -119,6 +119,7 @@ def _spec(rows: Sequence[TimedRow]) -> StudySpec:
         global_batch_size=workload.global_batch_size,
         seq_length=workload.seq_length,
         baseline=baseline,
+        recipes=False,  # some are of the replayed sources
         search=search,
         measurement={"steps": 4, "warmup_steps": 1},
         confirm={"top": 0},

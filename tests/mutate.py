@@ -31,6 +31,34 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a trial that lacks a term of a front is told as FAIL",
+        "autotune/telling.py",
+        "if len(values) != len(study.directions):",
+        "if record.value is None:",
+        "tests/autotune/test_pareto.py",
+    ),
+    Mutation(
+        "no trial of a front is raced",
+        "autotune/ledger.py",
+        "not self._spec.measurement.racing or self._spec.pareto",
+        "not self._spec.measurement.racing",
+        "tests/autotune/test_pareto.py",
+    ),
+    Mutation(
+        "a recipe points at nothing that is predicted not to fit",
+        "search_spaces/recipes.py",
+        'predictions.fits != "does_not_fit"',
+        'predictions.fits != ""',
+        "tests/search_spaces/test_recipes.py",
+    ),
+    Mutation(
+        "a recipe of a resumed study is not tried twice",
+        "autotune/starts.py",
+        " and why not in tried",
+        "",
+        "tests/autotune/test_starts.py",
+    ),
+    Mutation(
         "ties go to the lower power",
         "autotune/confirm.py",
         "winner = min(tied, key=_mean_power_w) if",

@@ -241,6 +241,7 @@ def _trial_tags(record: TrialRecord) -> dict[str, str]:
         "detail": record.detail[-MAX_DETAIL_CHARS:],
         "violations": ",".join(violation.name for violation in record.violations)[:MAX_DETAIL_CHARS],
         "contaminated": record.contaminated[:MAX_DETAIL_CHARS],
+        "why": record.why[:MAX_DETAIL_CHARS],
     }
     named = {PREFIX + name: text for name, text in tags.items() if text}
     keys = clean_keys(f"{PREFIX}env.{name}" for name in record.environment)

@@ -168,11 +168,41 @@ def test_D024_samplers_without_constraints_are_refused(tmp_path, sampler):
     assert f"sampler: must be 'residual', 'tpe', 'gp', 'nsga2', 'random' or 'grid' (got '{sampler}')" in message
 
 
+def test_D027_D028_a_front_in_place_of_a_best_trial_and_never_a_wrong_number_of_values(storage, recwarn):
+    terms = {"tokens_per_s_per_gpu": 1.0, "step_time_s": -1.0}
+    study = open_pool(study_spec(search=SMALL, pareto=True, objective=terms), storage())
+    run_to_end(study, lambda proposal: completed(0.1))
+    with pytest.raises(RuntimeError):
+        _ = optuna_study(study).best_trial
+    front = {point.record.number for point in study.results().front}
+    assert front == {trial.number for trial in optuna_study(study).best_trials}
+    terms["gpu_mean_power_w"] = -1.0
+    lacking = open_pool(study_spec(name="lacking", search=SMALL, pareto=True, objective=terms), storage())
+    record = lacking.finish(lacking.propose(), completed(0.1))
+    assert optuna_study(lacking).trials[record.number].state is TrialState.FAIL
+    assert "gpu_mean_power_w_not_measured" in [violation.name for violation in record.violations]
+    assert not [warning for warning in recwarn if "number of the values" in str(warning.message)]
+
+
 @pytest.mark.parametrize("directions", [["minimize"], ["maximize", "minimize"]])
 def test_D029_reopened_with_another_direction_is_refused(storage, directions):
     optuna.create_study(study_name="case/laptop/1x4", storage=storage(), directions=directions)
     with pytest.raises(SpecError, match="the storage holds a study of this name with another direction"):
         open_pool(study_spec(), storage())
+
+
+def test_D029_terms_summed_before_and_separate_now_are_refused(storage):
+    summed, separate = study_spec(), study_spec(pareto=True, objective={"tokens_per_s_per_gpu": 1, "step_time_s": -1})
+    open_pool(summed, storage())
+    with pytest.raises(SpecError, match="another direction \\(maximize, and this one has maximize, minimize\\)"):
+        open_pool(separate, storage())
+
+
+def test_D029_other_terms_of_the_same_directions_are_refused(storage):
+    first, second = ({"tokens_per_s_per_gpu": 1, name: -1} for name in ("step_time_s", "peak_memory_gib"))
+    open_pool(study_spec(pareto=True, objective=first), storage())
+    with pytest.raises(SpecError, match="with another objective"):
+        open_pool(study_spec(pareto=True, objective=second), storage())
 
 
 def test_D029_a_study_of_another_program_is_not_taken_over(storage):

@@ -33,6 +33,7 @@ BASELINE = {"tensor_model_parallel_size": 8, "use_distributed_optimizer": True, 
 
 def gpu_spec(**fields):
     data = {"model": MODEL, "pools": [GPUS], "seq_length": 4096, "global_batch_size": 64, "search": SEARCH, "baseline": BASELINE}
+    data["recipes"] = False  # the sampler alone
     return study_spec(**{**data, "sampler": "residual", **fields})
 
 

@@ -38,7 +38,7 @@ def test_reading_closes_no_trial_and_writes_nothing(tmp_path):
 def test_a_trial_whose_record_is_there_but_whose_end_is_not_still_runs(monkeypatch):
     study = open_pool(study_spec())
     proposal = study.propose()
-    monkeypatch.setattr(PoolStudy, "_conclude", lambda *args: None)
+    monkeypatch.setattr("autotune.pool_study.tell", lambda *args: None)
     study.finish(proposal, completed())
     found = study.results()
     assert (found.running, found.records, found.best) == (1, (), None)
