@@ -85,6 +85,7 @@ class TrialRecord:
         environment: Where it ran: node, pool label, versions.
         log_folder: Folder of the ranks' logs; None where nothing was launched.
         contaminated: Who disturbed its measurement; empty where nobody is known to.
+        attached: The log that its watts at the wall were taken from after its end (see `autotune.attached`); empty where none was.
     """
 
     # A NaN loss must survive JSON.
@@ -106,6 +107,7 @@ class TrialRecord:
     environment: Mapping[str, str] = field(default_factory=dict)
     log_folder: Path | None = None
     contaminated: str = ""
+    attached: str = ""
 
 
 _SHORT = {
