@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 import optuna
 
@@ -17,11 +17,11 @@ from autotune.errors import SpecError
 from autotune.power_domains import domain_limits
 from autotune.power_log import PowerLog, read_power_log
 from autotune.records import TrialRecord
-from autotune.results import read_results, stored_records, study_name
+from autotune.results import EXPLANATION, PoolResults, results_of, study_name
 from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.steady_state import Window, steady_window
+from autotune.steady_state import steady_window
 from autotune.storage import open_storage
 from autotune.tracking.again import write_again
 from autotune.wall_metrics import DOMAIN, SOURCE, scope_metrics, wall_curve, wall_metrics
@@ -29,7 +29,7 @@ from launchers.outcome import Outcome
 from search_spaces.hardware import PoolSpec
 
 INTERVAL_COLUMNS = ("trial", "pool", "nodes", "start_utc", "end_utc", "steady_start_utc", "steady_end_utc")
-_HOSTNAME = re.compile(r"node(\d+)\.(hostname|address)")
+_NAME_OF_NODE = re.compile(r"node(\d+)\.(hostname|address)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,15 @@ class Synced:
         unchanged: Of those that had the same already.
         not_covered: Of launched trials whose steady window it does not cover, or that have none.
         runs: MLflow runs that carry it; 0 where MLflow does not have the study.
+        winner: The trial that is the best now, where another one was before; what explained that one is dropped.
     """
 
     study: str
     changed: tuple[int, ...]
     unchanged: tuple[int, ...]
     not_covered: tuple[int, ...]
-    runs: int = 0
+    runs: int
+    winner: int | None
 
 
 def sync_log(spec: StudySpec, folder: StateFolder, path: Path) -> list[Synced]:
@@ -67,11 +69,13 @@ def sync_log(spec: StudySpec, folder: StateFolder, path: Path) -> list[Synced]:
     """
     _check_real(spec)
     log = read_power_log(path)
-    launched = [(pool, study, _launched(study)) for pool, study in _studies(spec, folder)]
-    facts = [{record.number: _facts(record, pool, spec, log, path.name) for record in records} for pool, _, records in launched]
-    if not any(what for of_pool in facts for what in of_pool.values()):
-        _check_names(spec, [record for _, _, records in launched for record in records], log, path)
-    return _pass_on(spec, folder, [_attach_all(study, found) for (_, study, _), found in zip(launched, facts, strict=True)])
+    opened = [(study, results_of(study, spec, pool)) for pool, study in _studies(spec, folder)]
+    facts = [
+        {record.number: _facts(record, shown.pool, spec, log, path.name) for record in _launched(shown)} for _, shown in opened
+    ]
+    if not any(what for found in facts for what in found.values()):
+        _check_names(spec, [record for _, shown in opened for record in shown.records], log, path)
+    return [_keep(spec, folder, study, shown, found) for (study, shown), found in zip(opened, facts, strict=True)]
 
 
 def _check_real(spec: StudySpec) -> None:
@@ -88,17 +92,15 @@ def _studies(spec: StudySpec, folder: StateFolder) -> Iterator[tuple[PoolSpec, o
             yield pool, optuna.load_study(study_name=name, storage=storage)
 
 
-def _launched(study: optuna.Study) -> list[TrialRecord]:
-    """All ended trials that were launched."""
-    stored = stored_records(study)
-    return [record for trial, record in stored if record and trial.state.is_finished() and record.outcome is not Outcome.REFUSED]
+def _launched(shown: PoolResults) -> list[TrialRecord]:
+    return [record for record in shown.records if record.outcome is not Outcome.REFUSED]
 
 
 def names_of_nodes(record: TrialRecord) -> dict[int, list[str]]:
     """Host name and address of a trial's nodes, by node rank."""
     found: dict[int, list[str]] = {}
     for name, value in sorted(record.environment.items(), reverse=True):  # the host name first
-        if match := _HOSTNAME.fullmatch(name):
+        if match := _NAME_OF_NODE.fullmatch(name):
             found.setdefault(int(match[1]), []).append(value)
     return dict(sorted(found.items()))
 
@@ -133,28 +135,27 @@ def _check_names(spec: StudySpec, records: Sequence[TrialRecord], log: PowerLog,
     raise SpecError("--pdu", path, "names none of this study's nodes and power domains", f"they are: {here}")
 
 
-def _attach_all(study: optuna.Study, facts: dict[int, Attached | None]) -> Synced:
+def _keep(
+    spec: StudySpec, folder: StateFolder, study: optuna.Study, before: PoolResults, facts: dict[int, Attached | None]
+) -> Synced:
+    """Keep what the log tells, and bring what shows a study's trials up to that; a running driver writes its best by itself."""
     changed = tuple(number for number, what in facts.items() if what is not None and attach(study, number, what))
     unchanged = tuple(number for number, what in facts.items() if what is not None and number not in changed)
-    return Synced(study.study_name, changed, unchanged, tuple(number for number, what in facts.items() if what is None))
+    after = results_of(study, spec, before.pool)
+    best = after.best
+    winner = best.number if best is not None and (before.best is None or before.best.number != best.number) else None
+    if winner is not None:
+        study.set_user_attr(EXPLANATION, [])
+    if changed and best is not None and folder.driver() is None:
+        folder.write_best(after.pool.name, best)
+    attached = [record for record in after.records if record.number in (*changed, *unchanged)]
+    runs = write_again(spec.tracking_uri, folder.path, spec.name, attached)
+    not_covered = tuple(number for number, what in facts.items() if what is None)
+    return Synced(study.study_name, changed, unchanged, not_covered, runs, winner)
 
 
-def _pass_on(spec: StudySpec, folder: StateFolder, synced: Sequence[Synced]) -> list[Synced]:
-    """Bring MLflow's runs and, while no driver writes them, the best configurations up to what the storage holds now."""
-    results = {result.study: result for result in read_results(spec, folder)}
-    found = []
-    for one in synced:
-        result = results[one.study]
-        attached = {*one.changed, *one.unchanged}
-        records = [record for record in result.records if record.number in attached]
-        found.append(replace(one, runs=write_again(spec.tracking_uri, folder.path, spec.name, records)))
-        if one.changed and result.best is not None and folder.driver() is None:
-            folder.write_best(result.pool.name, result.best)
-    return found
-
-
-def write_intervals(spec: StudySpec, folder: StateFolder, file: TextIO) -> int:
-    """Write when and where every launched trial ran, as CSV; how many there are.
+def intervals_csv(spec: StudySpec, folder: StateFolder) -> str:
+    """When and where every launched trial ran, a line each below a header.
 
     Times are UTC. A trial's watts are taken from its steady window; where it has none these two cells are empty. Nodes are
     separated by spaces.
@@ -163,16 +164,16 @@ def write_intervals(spec: StudySpec, folder: StateFolder, file: TextIO) -> int:
         SpecError: the study is simulated.
     """
     _check_real(spec)
-    warmup_steps = spec.measurement.warmup_steps
-    rows = [_interval(record, pool, warmup_steps) for pool, study in _studies(spec, folder) for record in _launched(study)]
-    writer = csv.writer(file, lineterminator="\n")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(INTERVAL_COLUMNS)
-    writer.writerows(rows)
-    return len(rows)
+    for pool, study in _studies(spec, folder):
+        writer.writerows(_interval(record, pool, spec) for record in _launched(results_of(study, spec, pool)))
+    return text.getvalue()
 
 
-def _interval(record: TrialRecord, pool: PoolSpec, warmup_steps: int) -> tuple[str, ...]:
-    window: Window | None = steady_window(record.steps, warmup_steps)
+def _interval(record: TrialRecord, pool: PoolSpec, spec: StudySpec) -> tuple[str, ...]:
+    window = steady_window(record.steps, spec.measurement.warmup_steps)
     steady = (_utc(window.start_s), _utc(window.end_s)) if window is not None else ("", "")
     nodes = " ".join(names[0] for names in names_of_nodes(record).values())
     return str(record.number), pool.name, nodes, _utc(record.started_s), _utc(record.ended_s), *steady

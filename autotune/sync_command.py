@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol, TextIO
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
@@ -46,7 +45,7 @@ def register_sync(app: typer.Typer, friendly: Friendly, show: Callable[[str], No
         as_json: Annotated[bool, typer.Option("--json", help="With --pdu: print JSON, for scripts")] = False,
     ) -> None:
         """Attach a log of measured wall power to a study's trials, or write the trials' times for one; during a study or after."""
-        from autotune.sync import sync_log, write_intervals
+        from autotune.sync import intervals_csv, sync_log
 
         if (pdu is None) == (intervals is None):
             hint = "`autotune sync STUDY --pdu log.csv` attaches a log, `autotune sync STUDY --intervals -` shows the trials' times"
@@ -60,21 +59,21 @@ def register_sync(app: typer.Typer, friendly: Friendly, show: Callable[[str], No
             else:
                 show("\n".join(map(_words, synced)))
         elif intervals is not None:
-            with _opened(intervals) as file:
-                count = write_intervals(spec, folder, file)
-            if intervals != "-":
-                show(f"wrote {intervals}: {count} launched trials")
+            text = intervals_csv(spec, folder)
+            if intervals == "-":
+                sys.stdout.write(text)
+            else:
+                _write(intervals, text)
+                show(f"wrote {intervals}: {len(text.splitlines()) - 1} launched trials")
 
     app.command()(friendly(sync))
 
 
-def _opened(intervals: str) -> AbstractContextManager[TextIO]:
-    if intervals == "-":
-        return nullcontext(sys.stdout)
+def _write(path: str, text: str) -> None:
     try:
-        return open(intervals, "w", encoding="utf-8", newline="")
+        Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise SpecError("--intervals", intervals, f"cannot be written: {(error.strerror or 'error').lower()}") from None
+        raise SpecError("--intervals", path, f"cannot be written: {(error.strerror or 'error').lower()}") from None
 
 
 def _words(synced: Synced) -> str:
@@ -83,7 +82,8 @@ def _words(synced: Synced) -> str:
     )
     runs = f"; {synced.runs} runs in MLflow carry them" if synced.changed or synced.unchanged else ""
     lacking = len(synced.not_covered)
-    return f"{found}, {lacking} are not covered" + (f" ({_few(synced.not_covered)})" if lacking else "") + runs
+    winner = "" if synced.winner is None else f"\nThe winner is trial {synced.winner} now; `autotune resume` explains it."
+    return f"{found}, {lacking} are not covered" + (f" ({_few(synced.not_covered)})" if lacking else "") + runs + winner
 
 
 def _few(numbers: tuple[int, ...], most: int = 8) -> str:

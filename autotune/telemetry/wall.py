@@ -31,7 +31,7 @@ _MOST_W = 1e6
 # What ipmitool, FreeIPMI's ipmi-dcmi, Redfish's Power resource and scontrol call the node's power now.
 _NAMES = "Instantaneous power reading|Current Power|PowerConsumedWatts|CurrentWatts"
 _NAMED = re.compile(rf'\b(?P<name>{_NAMES})"?\s*[:=]\s*"?(?P<watts>[^\s,;}}\]"]*)')
-_WITH_UNIT = re.compile(r"(?<![\w.,+-])(\d+(?:\.\d+)?)\s*(?:W|[Ww]atts?)\b")
+_WITH_UNIT = re.compile(r"(?<![\w.,+-])(\d+(?:\.\d+)?)\s*(?:W|watts?)\b", re.IGNORECASE)
 _OFF = re.compile(r"(?:Power reading state is|Power Measurement)\s*:\s*(?P<state>deactivated|Not Available)", re.IGNORECASE)
 
 

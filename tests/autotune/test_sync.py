@@ -155,9 +155,10 @@ def test_a_limit_is_judged_on_what_was_measured(folder):
     path = folder.path.parent / "pdu.csv"
     rows = [f"{HOUR + 100 * number + second},n1,{watts}" for number, watts in ((0, 400.0), (1, 500.0)) for second in range(-3, 10)]
     path.write_text("\n".join(["time,node,watts", *rows]))
-    sync(folder, path)
+    assert sync(folder, path)["winner"] == 0
     (results,) = read_results(spec, folder)
     assert results.best.number == 0
+    assert results.explanation == ()
     (violation,) = results.records[1].violations
     assert violation.name == "limit_rack"
     assert violation.message == "rack gave 500 W measured at the wall (pool_wall_peak_power_w_1s), and 450 W are allowed"
