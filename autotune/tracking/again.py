@@ -33,15 +33,15 @@ def write_again(tracking_uri: str | None, state_folder: Path, experiment: str, r
     if not records or (database is not None and not database.exists()):
         return 0
     store = connect(uri, artifact_root_of(uri, state_folder))
-    written = 0
     try:
         opened = store.find_study(experiment, records[0].study)
-        for record in records if opened is not None else ():
-            if record.number in opened.runs:
-                upload = trial_upload(record)
-                tags = {f"{PREFIX}violations": "", **upload.tags}  # those of before may hold no more
-                store.write(opened, replace(upload, tags=tags, files={}), uncertain=False)
-                written += 1
+        if opened is None:
+            return 0
+        known = [record for record in records if record.number in opened.runs]
+        for record in known:
+            upload = trial_upload(record)
+            tags = {f"{PREFIX}violations": "", **upload.tags}  # those of before may hold no more
+            store.write(opened, replace(upload, tags=tags, files={}), uncertain=False)
     except Exception as error:  # whatever a driver, a socket or MLflow raises
         raise TrackingError(f"MLflow at {uri}: {error}", advice(uri, error)) from error
-    return written
+    return len(known)

@@ -27,7 +27,7 @@ def spec_of(**fields):
 
 
 def ran(number, nodes=("n1.site",), step_s=0.1, outcome=Outcome.COMPLETED):
-    """What a trial showed whose steps ended at seconds 100 x number + 0 to 7: its steady window goes from second 1.9 to 7."""
+    """What a trial showed whose steps ended at seconds 100 x number + 0 to 7: its steady window goes from second 1.898 to 7."""
     result = completed(step_s) if outcome is Outcome.COMPLETED else failed(outcome)
     steps = tuple(replace(step, time_s=HOUR + 100 * number + place) for place, step in enumerate(result.steps))
     return replace(
@@ -82,7 +82,7 @@ def test_measured_watts_come_to_the_records_of_the_trials_that_are_covered(folde
     assert (found["changed"], found["unchanged"], found["not_covered"]) == ([0, 1], [], [2])
     first, _, last = records(folder)
     assert first.metrics["pool_wall_mean_power_w"] == pytest.approx(400.0)
-    assert first.metrics["pool_wall_energy_j"] == pytest.approx(400.0 * 5.1)
+    assert first.metrics["pool_wall_energy_j"] == pytest.approx(400.0 * 5.102)
     assert first.environment["telemetry.wall.source"] == "log pdu.csv"
     assert first.attached == "pdu.csv"
     assert not [name for name in last.metrics if "wall" in name]
@@ -276,7 +276,7 @@ def test_times_go_to_the_site(folder):
     first, second = csv.DictReader(done.stdout.splitlines())
     assert tuple(first) == INTERVAL_COLUMNS
     assert (first["trial"], first["pool"], first["nodes"]) == ("0", "laptop", "n1.site n2.site")
-    assert first["steady_start_utc"] == "2026-03-01T12:00:01.900Z"
+    assert first["steady_start_utc"] == "2026-03-01T12:00:01.898Z"
     assert first["steady_end_utc"] == "2026-03-01T12:00:07.000Z"
     assert first["start_utc"].endswith("Z")
     assert first["start_utc"] <= first["end_utc"]
