@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -179,8 +181,22 @@ def test_the_end_of_a_trial_ends_a_running_command_and_leaves_no_child():
     assert meter.series().gaps == {}
 
 
+def test_a_command_outlives_a_killed_agent_by_its_limit_at_most():
+    code = (
+        "import time; from autotune.telemetry.wall import WallMeter; "
+        "WallMeter(['sleep', '4245'], 1.0, limit_s=2.0).start(); time.sleep(60)"
+    )
+    agent = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE)
+    try:
+        until(lambda: sleeping("4245"), 30.0)
+    finally:
+        agent.kill()
+        agent.communicate()
+    until(lambda: not sleeping("4245"))
+
+
 def test_a_command_without_end_of_output_is_cut_off():
-    meter = WallMeter(["yes", "412"], 0.1, limit_s=2.0)
+    meter = WallMeter(["yes", "412"], 0.1, limit_s=60.0)
     meter.start()
     until(lambda: meter.series().gaps)
     meter.halt()
