@@ -24,6 +24,7 @@ from autotune.residual_model import (
     ResidualModel,
     Rows,
 )
+from autotune.wall_metrics import judged_on
 
 SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
@@ -209,7 +210,7 @@ def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
 
 def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     """The model of a limited metric, on the trials that measured it."""
-    values = np.array([metrics.get(limit.metric, 0.0) for metrics in seen.metrics])
+    values = np.array([metrics.get(judged_on(limit.metric, metrics), 0.0) for metrics in seen.metrics])
     known = values > 0
     rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
     return ResidualModel(view.features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES)
@@ -217,4 +218,4 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:
     """Whether a measurement keeps the limits; one that was not measured is not shown to."""
-    return all(metrics.get(limit.metric, math.inf) <= math.exp(limit.most) for limit in limits)
+    return all(metrics.get(judged_on(limit.metric, metrics), math.inf) <= math.exp(limit.most) for limit in limits)

@@ -19,6 +19,7 @@ from autotune.doctor.command import register_doctor
 from autotune.errors import AutotuneError, SpecError
 from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
+from autotune.sync_command import register_sync
 
 app = typer.Typer(
     name="autotune",
@@ -277,6 +278,7 @@ def ui(
 
 
 register_plan(app, _friendly, console.print)
+register_sync(app, _friendly, console.print)
 register_doctor(app, _friendly, console)
 
 if __name__ == "__main__":

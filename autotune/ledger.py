@@ -10,6 +10,7 @@ from autotune.budget import Spent, spent
 from autotune.confirm import Contender, Decision, contenders, decide
 from autotune.objective import Objective
 from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
+from autotune.power_domains import domain_limits
 from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
@@ -37,8 +38,10 @@ class Ledger:
         measured = [record for record in records if record.outcome is Outcome.COMPLETED]
         if measured:
             self._relative_to(min(measured, key=lambda record: record.phase is not Phase.BASELINE))
+        # What was attached to some of them later may be a term or a limit: then all are worth something else than they were told.
+        judged_anew = any(record.attached for record in records)
         for record in records:
-            self.add(record)
+            self.add(self.valued(record) if judged_anew and record.outcome is Outcome.COMPLETED else record)
 
     @property
     def spent(self) -> Spent:
@@ -149,7 +152,8 @@ class Ledger:
     def _relative_to(self, record: TrialRecord) -> Objective:
         """The objective; relative to this measured trial where there was none."""
         if self.objective is None:
-            self.objective = Objective(self._spec.objective, self._spec.limits, record.metrics, self._spec.pareto)
+            spec, domains = self._spec, domain_limits(self._spec.power_domains, self._pool)
+            self.objective = Objective(spec.objective, spec.limits, record.metrics, domains, spec.pareto)
         return self.objective
 
 

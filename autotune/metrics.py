@@ -10,6 +10,7 @@ import numpy as np
 
 from autotune.run_spread import RunSpread, other_runs
 from autotune.steady_state import steady, steady_interval
+from autotune.wall_metrics import ESTIMATED
 from launchers.base import StepRecord
 from search_spaces.gpus import GpuSpec
 from search_spaces.hardware import PoolSpec
@@ -88,7 +89,7 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
     `model_tflops_per_gpu`: model operations (`model_flops_per_token`: no recomputation, causal attention counted once) per second
     and GPU, in 10^12; `mfu`: over the device's dense bf16 peak; `memory_headroom_fraction`: device memory above the peak that torch
     allocated; `usd_per_million_tokens`: at the pool's price; `pool_wall_..._estimated`: watts at the wall of the pool's nodes, from
-    those of their boards (`wall_power`: no meter was read).
+    those of their boards (`wall_power`), where no meter told them.
     """
     tokens_per_s = metrics.get("tokens_per_s_per_gpu")
     if tokens_per_s is None:
@@ -101,8 +102,9 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
             found["memory_headroom_fraction"] = 1.0 - metrics["peak_memory_gib"] / gpu.memory_gib
     if gpu is not None:
         node = NodePower.of(pool, gpu)
-        boards = {name: watts for name, watts in metrics.items() if name.startswith(_BOARDS)}
-        found |= {f"{name.replace('_gpu_', '_wall_')}_estimated": node.wall_w(watts, pool.nodes) for name, watts in boards.items()}
+        boards = {name.replace("_gpu_", "_wall_"): watts for name, watts in metrics.items() if name.startswith(_BOARDS)}
+        estimates = {name: node.wall_w(watts, pool.nodes) for name, watts in boards.items() if name not in metrics}
+        found |= {f"{name}{ESTIMATED}": watts for name, watts in estimates.items()}
     if pool.usd_per_gpu_hour is not None:
         found["usd_per_million_tokens"] = pool.usd_per_gpu_hour / 3600.0 / tokens_per_s * 1e6
     return found

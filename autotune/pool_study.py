@@ -20,9 +20,9 @@ from autotune.measured import measure
 from autotune.metrics import derived
 from autotune.pareto import directions
 from autotune.proposal import Proposal
-from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_from_trial, record_to_json
+from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_to_json
 from autotune.refit import Refit
-from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, study_name
+from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, stored_records, study_name
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
@@ -270,7 +270,7 @@ class PoolStudy:
 
     def _reload(self) -> Ledger:
         """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
-        stored = [(frozen, record_from_trial(frozen)) for frozen in self._optuna.get_trials(deepcopy=False)]
+        stored = stored_records(self._optuna)
         ledger = Ledger(self._spec, self.pool, tuple(record for _, record in stored if record is not None))
         for frozen, record in stored:
             if frozen.state is TrialState.WAITING:

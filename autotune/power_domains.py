@@ -1,13 +1,52 @@
-"""Power domains as a tree: which nodes draw from which, and mistakes in a study's list of them."""
+"""Power domains as a tree: which nodes draw from which, what a trial took from them, and mistakes in a study's list of them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from autotune.power_metrics import PEAK_WINDOWS_S
 from autotune.spec_errors import nearest, wrong
 from autotune.spec_parts import PowerDomain
+from autotune.wall_metrics import DOMAIN, POOL
 from search_spaces.hardware import PoolSpec
+
+
+@dataclass(frozen=True, slots=True)
+class DomainLimit:
+    """What a domain may give, as a bound on trials that were measured at the wall. Guards hold launches to it, measured or not.
+
+    Attributes:
+        name: The domain.
+        limit_w: Watts that it may give.
+        window_s: Seconds over which these are a mean.
+        share: Share of a trial's nodes that draw from it.
+    """
+
+    name: str
+    limit_w: float
+    window_s: float
+    share: float
+
+    def measured(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
+        """The metric that tells its watts, and these; None where nothing was measured at the wall.
+
+        The domain's own log tells them best; else the trial's nodes do, each with an equal share. Where the readings are too far
+        apart for `window_s`, the next longer window stands for it: what is above the limit there was above it before.
+        """
+        for scope, share in ((f"{DOMAIN}{self.name}_", 1.0), (POOL, self.share)):
+            for seconds in PEAK_WINDOWS_S:
+                name = f"{scope}peak_power_w_{seconds:g}s"
+                if seconds >= self.window_s and name in metrics:
+                    return name, metrics[name] * share
+        return None
+
+
+def domain_limits(domains: Sequence[PowerDomain], pool: PoolSpec) -> tuple[DomainLimit, ...]:
+    """The limits of all domains that a pool's trials draw from."""
+    fed = [(domain, nodes_fed(domain, pool, domains)) for domain in domains]
+    return tuple(DomainLimit(domain.name, domain.limit_w, domain.window_s, nodes / pool.nodes) for domain, nodes in fed if nodes)
 
 
 def nodes_fed(domain: PowerDomain, pool: PoolSpec, domains: Sequence[PowerDomain]) -> int:

@@ -87,6 +87,7 @@ class TrialRecord:
         contaminated: Who disturbed its measurement; empty where nobody is known to.
         why: Where its configuration comes from, such as `recipe: ...`; empty where that is the study itself or its sampler.
         values: In a Pareto study, what Optuna was told in place of `value`: each term against the reference; empty where one lacks.
+        attached: The log that its watts at the wall were taken from after its end (see `autotune.attached`); empty where none was.
     """
 
     # A NaN loss must survive JSON.
@@ -110,6 +111,7 @@ class TrialRecord:
     contaminated: str = ""
     why: str = ""
     values: tuple[float, ...] = ()
+    attached: str = ""
 
 
 _SHORT = {

@@ -17,6 +17,7 @@ from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
+from autotune.wall_metrics import wall_words
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig, knobs
 
@@ -50,7 +51,7 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             table.add_row(*row, style="bold" if name == winner else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
     warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
-    told = [Text(line) for line in (*front_lines(result), *result.explanation)]
+    told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result))]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
@@ -62,6 +63,13 @@ def _contaminated(result: PoolResults) -> list[str]:
     shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
     among = f", {' and '.join(shown)} among them" if shown else ""
     return [f"{len(found)} trials were disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
+
+
+def _at_the_wall(result: PoolResults) -> list[str]:
+    """What the nodes of winner and baseline drew at the wall, and whether a meter said so."""
+    named = [(name, record) for name, record in (("winner", result.best), ("baseline", result.baseline)) if record is not None]
+    words = [f"{name} {words}" for name, record in named if (words := wall_words(record.metrics, record.environment))]
+    return [f"At the wall, all nodes together: {', '.join(words)}."] if words else []
 
 
 def failure_table(result: PoolResults) -> Table:

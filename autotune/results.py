@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
+from autotune.attached import with_attached
 from autotune.budget import Spent
 from autotune.confirm import Decision
 from autotune.ledger import Ledger
@@ -85,18 +86,23 @@ class PoolResults:
         return self.best.metrics["tokens_per_s_per_gpu"] * self.pool.world_size if self.best else 0.0
 
 
+def stored_records(study: optuna.Study) -> list[tuple[FrozenTrial, TrialRecord | None]]:
+    """Every trial with its record and what was attached to it; None where its driver died before the record was written."""
+    attributes = study.user_attrs
+    read = [(trial, record_from_trial(trial)) for trial in study.get_trials(deepcopy=False)]
+    return [(trial, with_attached(record, attributes) if record is not None else None) for trial, record in read]
+
+
 def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResults:
     """Read one study."""
-    frozen = study.get_trials(deepcopy=False)
-    ended = [record_from_trial(trial) for trial in frozen if trial.state.is_finished()]
-    records = tuple(record for record in ended if record is not None)
-    ledger = Ledger(spec, pool, records)
+    stored = stored_records(study)
+    ledger = Ledger(spec, pool, tuple(record for trial, record in stored if record is not None and trial.state.is_finished()))
     best = ledger.best()
     return PoolResults(
         study=study.study_name,
         pool=pool,
-        records=records,
-        running=sum(trial.state is TrialState.RUNNING for trial in frozen),
+        records=tuple(ledger.records),
+        running=sum(trial.state is TrialState.RUNNING for trial, _ in stored),
         best=best,
         decision=ledger.decision(),
         nearest=ledger.nearest() if best is None else None,

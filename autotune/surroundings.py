@@ -38,7 +38,7 @@ class Surroundings:
             roots: Processes below which everything is the study's own.
         """
         self.refusal: TrialEnd | None = None
-        self._gpus = [gpu for gpu in gpus if gpu.info.vendor != "host"]
+        self._gpus = [gpu for gpu in gpus if gpu.info.is_board]
         self._limits = PowerLimits(self._gpus, pool.power_limit_command or "")
         self._supervised = supervised
         self._roots = roots

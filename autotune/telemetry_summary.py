@@ -1,6 +1,7 @@
 """What a trial's telemetry says in the window of its steady steps: metrics by name, and marks for all that a reader must know.
 
-A metric that cannot be had is absent and a mark says why. Power is that of boards (`gpu_`, `pool_gpu_`), never of whole nodes.
+A metric that cannot be had is absent and a mark says why. Power is that of boards (`gpu_`, `pool_gpu_`) or, where a command reads
+it, that of whole nodes at the wall (`node_wall_`, `pool_wall_`), never one for the other.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from autotune import power_metrics, throttle_metrics
 from autotune.power_curves import COUNTER, INTEGRATED, Curve, Package, packages_of, total
 from autotune.steady_state import Window
+from autotune.telemetry.base import HOST, WALL
 from autotune.telemetry.clocks import ClockOffset, on_clock_of
 from autotune.telemetry.sensors import distinct
 from autotune.telemetry.series import REASONS, NodeTelemetry, Series
 from autotune.throttle_metrics import Throttling
+from autotune.wall_metrics import BY_COMMAND, wall_metrics
 from launchers.gpu_sample import Throttle
 
 _FEW_UPDATES = 20
@@ -47,16 +50,18 @@ class Summary:
 def summarise_telemetry(telemetry: TrialTelemetry, window: Window | None) -> Summary:
     """Everything that telemetry tells about a trial; the window may be missing where no step was measured."""
     series = on_clock_of(telemetry.nodes, telemetry.clocks)
-    charged = [one for one in series if one.charged and one.info.vendor != "host"]
+    charged = [one for one in series if one.charged and one.info.is_board]
+    clock_bound_s = max((clock.bound_s for clock in telemetry.clocks), default=0.0)
     metrics, marks = {}, _marks_of_nodes(telemetry, charged)
     if temperatures := _values(charged, throttle_metrics.start_temperature_c):
         metrics["start_temperature_c"] = max(temperatures)
     if window is not None and window.length_s > 0:
         parts = (
-            _power(charged, window, max((clock.bound_s for clock in telemetry.clocks), default=0.0)),
+            _power(charged, window, clock_bound_s),
             _throttling(charged, window),
             _heat_and_clocks(charged, window),
-            _host([one for one in series if one.info.vendor == "host"], window),
+            _host([one for one in series if one.info.vendor == HOST], window),
+            _wall([one for one in series if one.info.vendor == WALL], window, clock_bound_s),
         )
         for part in parts:
             metrics |= part.metrics
@@ -74,6 +79,8 @@ def _marks_of_nodes(telemetry: TrialTelemetry, charged: Sequence[Series]) -> dic
             period = "unknown period" if sensor.update_period_s is None else f"a new value every {sensor.update_period_s:.3f} s"
             duty = "" if sensor.duty is None else f", sees {sensor.duty:.0%} of the time"
             marks[f"sensor.{name}"] = period + duty
+        for one in (one for one in node.series if one.info.vendor == WALL):
+            marks |= {f"gaps.wall.node{node.node}": why for why in one.gaps.values()}
     reasons: dict[tuple[str, str], list[str]] = {}
     for one in charged:
         for name, why in one.gaps.items():
@@ -269,3 +276,8 @@ def _host(zones: Sequence[Series], window: Window) -> Summary:
     if window.tokens:
         metrics["host_joules_per_token"] = power_metrics.joules_per_token(energy_j, window.tokens)
     return Summary(metrics, {})
+
+
+def _wall(meters: Sequence[Series], window: Window, clock_bound_s: float) -> Summary:
+    """What the nodes' own command read."""
+    return Summary(*wall_metrics({one.node: one.column("power_w") for one in meters}, window, BY_COMMAND, clock_bound_s))

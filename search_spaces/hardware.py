@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from string import Formatter
 from typing import Annotated, Any, Literal
@@ -37,6 +38,7 @@ class TelemetrySpec(BaseModel):
         vendors: Whose GPUs are read: nvidia, amd; none = those of the pool's kind of GPU.
         gpus: GPUs that trials are charged for, by number or UUID; none = those that Ray gives to the ranks.
         period_s: Period of power, energy, clocks and throttle counters.
+        wall_power_period_s: Period of `wall_power_command`; the meter's own period where that is longer.
         env: Environment of the process that measures, and of it alone, such as ROCM_PATH or LD_LIBRARY_PATH.
     """
 
@@ -45,6 +47,7 @@ class TelemetrySpec(BaseModel):
     vendors: tuple[Literal["nvidia", "amd"], ...] | None = None
     gpus: tuple[str, ...] = ()
     period_s: Annotated[float, Field(ge=0.01, le=10.0)] = 0.05
+    wall_power_period_s: Annotated[float, Field(ge=1.0, le=900.0)] = 1.0
     env: dict[str, str] = Field(default_factory=dict)
 
 
@@ -65,6 +68,8 @@ class PoolSpec(BaseModel):
         usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.
         power_limit_command: The site's own command that sets a GPU's power limit, with `{gpu}` (index), `{uuid}` and `{watts}`;
             none = the vendor's library, which needs the right to.
+        wall_power_command: Command that tells a node's watts at the wall when it runs there, as words or as one string that no
+            shell reads, e.g. [ipmitool, dcmi, power, reading]; none = they are estimated. See `autotune.telemetry.wall`.
         telemetry: How power, heat and throttling are measured.
     """
 
@@ -82,6 +87,7 @@ class PoolSpec(BaseModel):
     environment: RankEnvironment = RankEnvironment()
     usd_per_gpu_hour: PositiveFloat | None = None
     power_limit_command: str | None = None
+    wall_power_command: tuple[str, ...] = ()
     telemetry: TelemetrySpec = TelemetrySpec()
 
     @field_validator("power_limit_command")
@@ -94,6 +100,14 @@ class PoolSpec(BaseModel):
         if "watts" not in names or not names & {"gpu", "uuid"} or names - {"watts", "gpu", "uuid"}:
             raise ValueError("needs {watts} and {gpu} or {uuid} (e.g. sudo nvidia-smi -i {gpu} -pl {watts})")
         return command
+
+    @field_validator("wall_power_command", mode="before")
+    @classmethod
+    def _as_words(cls, command: Any) -> Any:
+        try:
+            return tuple(shlex.split(command)) if isinstance(command, str) else command
+        except ValueError as error:
+            raise ValueError(f"cannot be split into words: {str(error).lower()}") from None
 
     @model_validator(mode="before")
     @classmethod

@@ -10,6 +10,9 @@ from typing import Protocol
 from autotune.errors import InfrastructureError
 from launchers.gpu_sample import GpuSample
 
+HOST, WALL = "host", "wall"
+"""Vendors, so to say, of what is no board: the host's CPU packages, and the meter that a whole node hangs on."""
+
 
 class TelemetryError(InfrastructureError):
     """A vendor's library, or a GPU, cannot be used at all; the message says why."""
@@ -51,7 +54,7 @@ class GpuInfo:
     Attributes:
         uuid: Identity; for a MIG instance its own.
         index: Position in the vendor's own list; not the number that CUDA or HIP gives it.
-        vendor: "nvidia", "amd" or "host".
+        vendor: "nvidia", "amd", `HOST` or `WALL`; "reported" where a trial's own program reports the readings.
         name: Product name.
         pci_bus_id: domain:bus:device.function, lower case, four-digit domain.
         package: Key of the package whose power is measured; the two dies of an MI250 share one, MIG instances share their board's.
@@ -81,6 +84,11 @@ class GpuInfo:
     max_sm_clock_mhz: float | None = None
     max_memory_clock_mhz: float | None = None
     aliases: tuple[str, ...] = ()
+
+    @property
+    def is_board(self) -> bool:
+        """Whether its power is that of a board."""
+        return self.vendor not in (HOST, WALL)
 
 
 @dataclass(frozen=True, slots=True)

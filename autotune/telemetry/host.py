@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from autotune.telemetry.base import ALL_FIELDS, Fields, Gpu, GpuInfo, GpuProcess, PowerLimitError, TelemetryError
+from autotune.telemetry.base import ALL_FIELDS, HOST, Fields, Gpu, GpuInfo, GpuProcess, PowerLimitError, TelemetryError
 from launchers.gpu_sample import GpuSample
 
 POWERCAP = Path("/sys/class/powercap")
@@ -57,7 +57,7 @@ class HostZone:
         self._power: tuple[float, float] | None = None
         name = (path / "name").read_text().strip()
         identity = f"{name}@{path.name}"
-        self.info = GpuInfo(identity, index, "host", name, "", identity, power_source="counter")
+        self.info = GpuInfo(identity, index, HOST, name, "", identity, power_source="counter")
 
     def _read_uj(self, name: str) -> int | None:
         try:

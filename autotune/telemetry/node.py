@@ -7,15 +7,17 @@ import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
+from autotune.telemetry.base import HOST
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
 from autotune.telemetry.series import NodeTelemetry, Sensor, reported_series
 from autotune.telemetry.visible import physical, select
+from autotune.telemetry.wall import WallMeter
 from launchers.base import StepRecord
 from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, sample_from_dict
 from launchers.outcome import Outcome, Verdict
@@ -58,8 +60,16 @@ class BoardsGuard:
 class Recording:
     """One trial's measurement in progress."""
 
-    def __init__(self, sampler: Sampler, charged: frozenset[str], sensors: dict[str, Sensor], problems: dict[str, str]) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        meter: WallMeter | None,
+        charged: frozenset[str],
+        sensors: dict[str, Sensor],
+        problems: dict[str, str],
+    ) -> None:
         self._sampler = sampler
+        self._meter = meter
         self._charged = charged
         self._sensors = sensors
         self._problems = problems
@@ -82,6 +92,9 @@ class Recording:
     def end(self, node: int) -> NodeTelemetry:
         """Stop reading; what was read."""
         series, cost = self._sampler.stop(self._charged, node)
+        if self._meter is not None:
+            self._meter.halt()
+            series = (*series, self._meter.series(node))
         log.info("telemetry took %.2f %% of a core (%d readings)", 100 * cost.core_fraction, cost.readings)
         return NodeTelemetry(node, series, cost, self._sensors, self._problems)
 
@@ -96,6 +109,7 @@ class NodeGpus:
 
     def __init__(self, pool: PoolSpec, ids: Sequence[str]) -> None:
         self._period_s = pool.telemetry.period_s
+        self._wall = (pool.wall_power_command, pool.telemetry.wall_power_period_s)
         self._gpus: list[Gpu] = []
         self._charged: set[str] = set()
         self._problems: dict[str, str] = {}
@@ -118,28 +132,30 @@ class NodeGpus:
         return tuple(device for device in self._gpus if device.info.uuid in self._charged)
 
     def _open(self, vendors: tuple[str, ...], ids: tuple[str, ...]) -> None:
-        for vendor in (*vendors, "host"):
+        for vendor in (*vendors, HOST):
             try:
                 self._gpus += (found := open_gpus(vendor))
-                wanted = found if vendor == "host" else select(found, physical(vendor, ids, os.environ))
+                wanted = found if vendor == HOST else select(found, physical(vendor, ids, os.environ))
             except TelemetryError as error:
                 self._problems[vendor] = str(error)
                 continue
             self._charged |= {device.info.uuid for device in wanted}
         for device in self._gpus:
-            if device.info.vendor != "host" and device.info.name not in self._sensors:
+            if device.info.is_board and device.info.name not in self._sensors:
                 self._sensors[device.info.name] = sensor_of(device)
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Read all GPUs while the block runs."""
-        sampler = Sampler(self._gpus, self._period_s)
-        sampler.start()
-        recording = Recording(sampler, frozenset(self._charged), dict(self._sensors), dict(self._problems))
-        try:
-            yield recording
-        finally:
-            sampler.halt()
+        """Read all GPUs, and the node's meter where its pool names one, while the block runs."""
+        with ExitStack() as stack:
+            sampler = Sampler(self._gpus, self._period_s)
+            sampler.start()
+            stack.callback(sampler.halt)
+            meter = WallMeter(*self._wall) if self._wall[0] else None
+            if meter is not None:
+                meter.start()
+                stack.callback(meter.halt)
+            yield Recording(sampler, meter, frozenset(self._charged), dict(self._sensors), dict(self._problems))
 
 
 def run_measured(

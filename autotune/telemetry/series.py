@@ -185,7 +185,7 @@ class NodeTelemetry:
 
     Attributes:
         node: Node rank.
-        series: One per GPU and host zone.
+        series: One per GPU and host zone, and one of the node's meter where its pool names a command for it.
         cost: What that took.
         sensors: By product name.
         problems: By vendor, why its GPUs could not be opened.

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from autotune.telemetry.base import HOST, WALL
 from autotune.telemetry.series import Array, NodeTelemetry, Series
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ _CHARTS: Mapping[str, tuple[str, str]] = {
 
 
 def write_samples(nodes: Sequence[NodeTelemetry], folder: Path) -> Path | None:
-    """Write all readings, a row per GPU and time, as `telemetry.parquet` into `folder`; None where there are none.
+    """Write all readings, a row per series and time, as `telemetry.parquet` into `folder`; None where there are none.
 
     Columns: node, gpu, vendor, index, charged, time_s (Unix), then the fields of `GpuSample` with null where one was not read.
     A disk that refuses it costs the raw readings, not the trial.
@@ -67,7 +68,7 @@ def charts(path: Path, points: int) -> dict[str, tuple[Array, Array]]:
         points: Points of each chart.
     """
     table = pq.read_table(path)
-    wanted = np.asarray(table["charged"]) & (np.asarray(table["vendor"].cast(pa.string())) != "host")
+    wanted = np.asarray(table["charged"]) & ~np.isin(np.asarray(table["vendor"].cast(pa.string())), (HOST, WALL))
     if not np.any(wanted):
         return {}
     times, gpus = np.asarray(table["time_s"])[wanted], np.asarray(table["gpu"].cast(pa.string()))[wanted]

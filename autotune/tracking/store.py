@@ -79,6 +79,18 @@ class MlflowStore:
                 self._adopt(opened, run, run_tags)
         return opened
 
+    def find_study(self, experiment: str, study: str) -> OpenStudy | None:
+        """The study's runs as they are, for a second writer: nothing is created, begun or ended. None where there are none."""
+        known = self._client.get_experiment_by_name(experiment)
+        if known is None:
+            return None
+        found = list(self._runs(known.experiment_id, f"tags.`{PREFIX}key` = '{study_key(study)}'"))
+        parent = next((run.info for run in found if _own_tags(run).get("role") == "parent"), None)
+        if parent is None:
+            return None
+        runs = {int(tags["number"]): run.info.run_id for run in found if "number" in (tags := _own_tags(run))}
+        return OpenStudy(study_key(study), parent.run_id, known.experiment_id, parent.artifact_uri, runs)
+
     def check_artifacts(self, opened: OpenStudy) -> None:
         """Upload one small file to a remote artifact store and see that the server's side lists it."""
         local = _is_local(opened.artifact_uri)

@@ -168,14 +168,8 @@ class Tracker:
         return missing
 
     def _connect(self) -> MlflowStore:
-        """Import mlflow, quiet, and open the store. In the writer's thread: it takes seconds."""
-        os.environ.update(quiet_settings(os.environ))
-        store_module = importlib.import_module("autotune.tracking.store")
-        try:
-            store: MlflowStore = store_module.MlflowStore(self.tracking_uri, self._artifact_root)
-        except Exception as error:  # whatever a driver, a socket or MLflow raises: no store
-            raise TrackingError(f"no MLflow store at {self.tracking_uri}: {error}", advice(self.tracking_uri, error)) from error
-        return store
+        """In the writer's thread: it takes seconds."""
+        return connect(self.tracking_uri, self._artifact_root)
 
     def _open(self, store: MlflowStore, parent: ParentRun) -> str:
         own = {"role": "parent", "key": study_key(parent.study), "study": parent.study, "driver": self.driver}
@@ -198,6 +192,21 @@ class Tracker:
         self._writer.opened[parent.study] = opened
         self._writer.replay()
         return opened.run_id
+
+
+def connect(tracking_uri: str, artifact_root: str | None) -> MlflowStore:
+    """Import mlflow, quiet, and open the store.
+
+    Raises:
+        TrackingError: It does not answer, with address, cause and what to do.
+    """
+    os.environ.update(quiet_settings(os.environ))
+    store_module = importlib.import_module("autotune.tracking.store")
+    try:
+        store: MlflowStore = store_module.MlflowStore(tracking_uri, artifact_root)
+    except Exception as error:  # whatever a driver, a socket or MLflow raises: no store
+        raise TrackingError(f"no MLflow store at {tracking_uri}: {error}", advice(tracking_uri, error)) from error
+    return store
 
 
 def _driver_id(pid: int) -> str:

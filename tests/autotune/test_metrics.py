@@ -127,3 +127,11 @@ def test_derived_metrics_follow_from_the_measured_ones():
     assert set(derived({"tokens_per_s_per_gpu": 1.0}, WORKLOAD, PoolSpec(name="p", gpus_per_node=4), None)) == {
         "model_tflops_per_gpu"
     }
+
+
+def test_what_a_meter_tells_is_not_estimated_beside_it():
+    gpu, pool = find_gpu("h200"), PoolSpec(name="p", gpu="h200", gpus_per_node=8, node_overhead_w=1000, psu_efficiency=0.9)
+    boards = {f"pool_gpu_{name}": 900.0 for name in ("mean_power_w", "peak_power_w_0.1s", "peak_power_w_1s")}
+    meter = {"tokens_per_s_per_gpu": 1.0, "pool_wall_mean_power_w": 2345.0, "pool_wall_peak_power_w_1s": 2400.0}
+    shown = {name: value for name, value in derived({**boards, **meter}, WORKLOAD, pool, gpu).items() if "wall" in name}
+    assert shown == {"pool_wall_peak_power_w_0.1s_estimated": pytest.approx(2000.0)}

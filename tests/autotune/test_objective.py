@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from autotune.objective import DEFAULT_WEIGHTS, Objective
+from autotune.power_domains import DomainLimit
 from autotune.spec_parts import Bound
 
 BASELINE = {"tokens_per_s_per_gpu": 100.0, "gpu_peak_power_w_1s": 500.0, "throttle_fraction": 0.0, "memory_headroom_fraction": 0.2}
@@ -71,3 +72,27 @@ def test_a_limit_without_a_measurement_is_not_kept() -> None:
 def test_a_bound_that_binds_nothing_is_refused(fields: dict[str, float], word: str) -> None:
     with pytest.raises(ValidationError, match=word):
         Bound(**fields)
+
+
+@pytest.mark.parametrize("limit", ["pool_wall_mean_power_w", "pool_wall_mean_power_w_estimated"])
+def test_a_limit_at_the_wall_is_judged_on_the_meter_where_there_is_one(limit: str) -> None:
+    bound = objective(**{limit: Bound(max=1000.0)})
+    estimated = {**BASELINE, "pool_wall_mean_power_w_estimated": 1100.0}
+    (violation,) = bound.violations(estimated)
+    assert violation.message.startswith("pool_wall_mean_power_w_estimated 1,100 is 10.0% beyond")
+    measured = {**estimated, "pool_wall_mean_power_w": 900.0}
+    assert bound.violations(measured) == []
+    assert bound.slack(measured) == {"pool_wall_mean_power_w": pytest.approx(0.1)}
+    here = Objective(DEFAULT_WEIGHTS, bound.limits, estimated)
+    assert here.unmeasurable() == []
+
+
+def test_a_power_domain_binds_what_was_measured_at_the_wall_and_nothing_else() -> None:
+    domain = DomainLimit("rack-7", 1000.0, 1.0, 0.5)
+    bound = Objective(DEFAULT_WEIGHTS, {}, BASELINE, (domain,))
+    assert bound.violations({**BASELINE, "pool_wall_peak_power_w_1s_estimated": 9000.0}) == []
+    assert bound.infeasibility({**BASELINE, "pool_wall_peak_power_w_1s": 1800.0}) == pytest.approx(-0.1)
+    (violation,) = bound.violations({**BASELINE, "pool_wall_peak_power_w_1s": 2200.0})
+    assert (violation.name, violation.amount) == ("limit_rack-7", pytest.approx(0.1))
+    assert "rack-7 gave 1,100 W" in violation.message
+    assert bound.score({**BASELINE, "pool_wall_peak_power_w_1s": 2200.0}) == 0

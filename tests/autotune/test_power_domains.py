@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.power_domains import nodes_fed
+from autotune.power_domains import DomainLimit, domain_limits, nodes_fed
 from autotune.spec_parts import PowerDomain
 from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
@@ -52,3 +52,24 @@ def test_two_devices_of_one_package_count_once():
     dies, whole = gpu("mi250x"), gpu("mi300x")
     assert dies.dies_per_package == 2
     assert NodePower.of(two, dies).overhead_w / dies.tdp_w == pytest.approx(NodePower.of(one, whole).overhead_w / whole.tdp_w / 2)
+
+
+def test_limits_of_a_pools_trials_are_those_of_the_domains_that_feed_them():
+    pool = PoolSpec(name="fast", gpu="h200", nodes=8, gpus_per_node=8)
+    found = {limit.name: limit.share for limit in domain_limits(DOMAINS, pool)}
+    assert found == {"room": 7 / 8, "row": 7 / 8, "rack-a": 4 / 8, "rack-b": 3 / 8}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"pool_wall_peak_power_w_1s": 800.0, "pool_wall_peak_power_w_10s": 600.0}, ("pool_wall_peak_power_w_10s", 300.0)),
+        ({"pool_wall_peak_power_w_60s": 500.0}, ("pool_wall_peak_power_w_60s", 250.0)),
+        ({"pool_wall_peak_power_w_60s": 500.0, "domain_r_peak_power_w_60s": 900.0}, ("domain_r_peak_power_w_60s", 900.0)),
+        ({"pool_wall_peak_power_w_1s": 800.0}, None),
+        ({"pool_wall_peak_power_w_10s_estimated": 800.0}, None),
+        ({"domain_r2_peak_power_w_10s": 800.0}, None),
+    ],
+)
+def test_which_measurement_tells_a_domains_watts_over_5_s(metrics, told):
+    assert DomainLimit("r", 1000.0, 5.0, 0.5).measured(metrics) == told

@@ -1,6 +1,6 @@
 """A real trial of the Megatron program on CPU, in a process of its own that sees scripted devices; run as a program.
 
-Reads {folder, telemetry, seconds, clock} as JSON from its first argument; leaves steps, telemetry and end in a pickle there.
+Reads {folder, telemetry, seconds, clock, pool} as JSON from its first argument; leaves steps, telemetry and end in a pickle there.
 Second 0 of the scenario is the end of the first step.
 """
 
@@ -25,8 +25,8 @@ from search_spaces.model import ModelSpec, Workload
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128}
 
 
-def run(folder, telemetry, seconds, clock):
-    pool = PoolSpec(name="laptop", gpu="cpu", gpus_per_node=1, telemetry=telemetry)
+def run(folder, telemetry, seconds, clock, pool):
+    pool = PoolSpec(name="laptop", gpu="cpu", gpus_per_node=1, telemetry=telemetry, **pool)
     workload = Workload(model=ModelSpec(**MODEL), world_size=1, global_batch_size=4, seq_length=32, device="cpu")
     launcher = MegatronCoreLauncher()
     job = launcher.job(workload, TrialConfig(precision="fp32"), steps=100_000, seed=1)
@@ -58,11 +58,14 @@ def run(folder, telemetry, seconds, clock):
     (folder / "trial.pickle").write_bytes(pickle.dumps((steps, measured, ends[0])))
 
 
-def play(folder: Path, environment: dict[str, str], telemetry: dict, seconds: float):
-    """Run it beside scripted devices; steps, telemetry, end, and the Unix time of the scenario's second 0."""
+def play(folder: Path, environment: dict[str, str], telemetry: dict, seconds: float, **pool):
+    """Run it beside scripted devices; steps, telemetry, end, and the Unix time of the scenario's second 0.
+
+    `pool` holds further fields of the trial's pool.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     clock = folder / "clock"
-    arguments = {"folder": str(folder), "telemetry": telemetry, "seconds": seconds, "clock": str(clock)}
+    arguments = {"folder": str(folder), "telemetry": telemetry, "seconds": seconds, "clock": str(clock), "pool": pool}
     command = [sys.executable, "-m", "tests.telemetry.megatron_trial", json.dumps(arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -72,4 +75,4 @@ def play(folder: Path, environment: dict[str, str], telemetry: dict, seconds: fl
 
 if __name__ == "__main__":
     values = json.loads(sys.argv[1])
-    run(Path(values["folder"]), values["telemetry"], values["seconds"], Path(values["clock"]))
+    run(Path(values["folder"]), values["telemetry"], values["seconds"], Path(values["clock"]), values["pool"])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
+from datetime import datetime
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,6 +15,7 @@ from mlflow import MlflowClient
 
 from autotune.results import read_results
 from autotune.state_folder import StateFolder
+from launchers.outcome import Outcome
 from tests.telemetry.devices import H100, ROOT, Scenario, environment
 
 STUDY = {
@@ -67,3 +70,49 @@ def _check_mlflow(folder, records):
         assert len(points) > 10
         assert all(record.started_s * 1000 <= point.timestamp <= record.ended_s * 1000 for point in points)
         assert max(point.value for point in points) == pytest.approx(600.0, rel=0.01)
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_watts_at_the_wall_from_a_command_and_from_a_log(tmp_path):
+    """A command measures while the study runs; then a log of the same times, cut by the intervals that the study tells."""
+    pools = [{"name": "laptop", "gpu": "cpu", "gpus_per_node": 1, "wall_power_command": "echo 412 Watts"}]
+    long_enough = {**STUDY["measurement"], "steps": 400, "racing": False, "trial_timeout_s": 120}
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump({**STUDY, "name": "wall", "pools": pools, "confirm": {"top": 0}, "measurement": long_enough}))
+    assert autotune("tune", file, "--state", tmp_path / "state").returncode == 0
+    folder = StateFolder(tmp_path / "state" / "wall")
+    for record in completed_records(folder):
+        assert record.metrics["pool_wall_mean_power_w"] == pytest.approx(412.0)
+        assert record.environment["telemetry.wall.source"] == "wall_power_command"
+        assert "wall" in pq.read_table(record.log_folder / "telemetry.parquet")["vendor"].to_pylist()
+
+    told = autotune("sync", "wall", "--state", tmp_path / "state", "--intervals", "-")
+    rows = list(csv.DictReader(told.stdout.splitlines()))
+    assert len(rows) == len(completed_records(folder))
+    times = [datetime.fromisoformat(rows[0][f"steady_{end}_utc"]).timestamp() for end in ("start", "end")]
+    log = tmp_path / "pdu.csv"
+    readings = [f"{second},{rows[0]['nodes']},500" for second in range(int(times[0]) - 2, int(times[1]) + 3)]
+    log.write_text("\n".join(["time,node,watts", *readings]))
+    done = autotune("sync", "wall", "--state", tmp_path / "state", "--pdu", log)
+    assert "1 trials got their watts at the wall" in done.stdout, done.stdout + done.stderr
+    means = [record.metrics["pool_wall_mean_power_w"] for record in completed_records(folder)]
+    assert means[0] == pytest.approx(500.0)
+    assert means[1:] == pytest.approx([412.0] * len(means[1:]))
+    client = MlflowClient(f"sqlite:///{folder.path / 'mlflow.db'}")
+    (experiment,) = [one for one in client.search_experiments() if one.name == "wall"]
+    runs = client.search_runs([experiment.experiment_id], "tags.`autotune.role` = 'trial'")
+    shown = {run.data.tags["autotune.number"]: run.data.metrics["pool_wall_mean_power_w"] for run in runs}
+    assert shown == {str(record.number): record.metrics["pool_wall_mean_power_w"] for record in completed_records(folder)}
+
+
+def completed_records(folder):
+    records = [one for one in read_results(folder.read_spec(), folder)[0].records if one.outcome is Outcome.COMPLETED]
+    assert len(records) >= 2
+    return records
+
+
+def autotune(*words):
+    own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "autotune.cli", *map(str, words)]
+    return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
