@@ -16,6 +16,7 @@ from autotune.doctor.finding import Finding, Status
 from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
+from autotune.settling import UNSETTLED
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig, knobs
 
@@ -47,7 +48,7 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == "winner" else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
+    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *_unsettled(result), *result.notes)]
     told = [Text(line) for line in result.explanation]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
@@ -60,6 +61,16 @@ def _contaminated(result: PoolResults) -> list[str]:
     shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
     among = f", {' and '.join(shown)} among them" if shown else ""
     return [f"{len(found)} trials were disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
+
+
+def _unsettled(result: PoolResults) -> list[str]:
+    """Which confirming runs were measured before their GPUs were warm, with the last reason."""
+    heat = [(record.number, record.environment.get("telemetry.heat", "")) for record in result.records]
+    found = [(number, why) for number, why in heat if why.startswith(UNSETTLED)]
+    if not found:
+        return []
+    number, why = found[-1]
+    return [f"{len(found)} confirming runs were measured before their GPUs were warm; trial {number}: temperatures {why}."]
 
 
 def failure_table(result: PoolResults) -> Table:
