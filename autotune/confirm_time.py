@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from autotune.records import Phase, TrialRecord
+from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.spec_parts import Soaking
 from launchers.outcome import Outcome
@@ -19,12 +20,12 @@ _SPARE = 1.25  # steps may be faster than those that were measured
 def confirming_s(spec: StudySpec, pool: PoolSpec, records: Sequence[TrialRecord]) -> float:
     """Seconds that all confirming runs still to come may take; 0 before anything completed."""
     run_s = _run_s(spec, records)
-    warming_s = spec.confirm.soak.timeout_s if tells_temperature(pool) else 0.0
+    warming_s = spec.confirm.soak.timeout_s if tells_temperature(pool) and not is_simulated(spec) else 0.0
     return _runs_to_come(spec, records) * (run_s + warming_s) if run_s else 0.0
 
 
 def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | None) -> Soaking | None:
-    """How the next confirming run warms its GPUs up; None where the study does not want that.
+    """How the next confirming run warms its GPUs up; None where the study does not want that. A twin's time costs nothing.
 
     Args:
         spec: The study.
@@ -34,7 +35,7 @@ def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | Non
     rule = spec.confirm.soak
     if not rule.timeout_s:
         return None
-    if left_s is None:
+    if left_s is None or is_simulated(spec):
         return rule
     share_s = left_s / max(1, _runs_to_come(spec, records)) - _run_s(spec, records)
     return rule.model_copy(update={"timeout_s": min(rule.timeout_s, max(0.0, share_s))})

@@ -57,6 +57,18 @@ class Merged:
         """Whether a node has ended otherwise than well."""
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
 
+    def take(self, item: object) -> None:
+        """Keep what a node reported, but not the steps that a trial ran on for after it told enough, until it was ended."""
+        match item:
+            case StepRecord() if self.enough_s is None:
+                self.steps.append(item)
+            case NodeTelemetry():
+                self.telemetry.append(item)
+            case Witness():
+                self.witnesses.append(item)
+            case TrialEnd():
+                self.verdicts.append(item.verdict)
+
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
         if self.enough_s is not None:
@@ -158,17 +170,7 @@ def _take(stream: Any, running: list[Any], merged: Merged) -> bool:
     except RayError:
         running.remove(stream)
         raise
-    match item:
-        case StepRecord():
-            if merged.enough_s is not None:
-                return False  # it ran on until it was ended
-            merged.steps.append(item)
-        case NodeTelemetry():
-            merged.telemetry.append(item)
-        case Witness():
-            merged.witnesses.append(item)
-        case TrialEnd():
-            merged.verdicts.append(item.verdict)
+    merged.take(item)
     return isinstance(item, StepRecord)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from autotune.node_agent import SlotRequest
-from autotune.spec_parts import Measurement
+from autotune.settling import Settling
+from autotune.spec_parts import Measurement, Soaking
 from autotune.trial import Merged
+from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict
 from launchers.process import Limits
 
@@ -57,3 +59,17 @@ def test_a_running_trial_that_told_enough_is_ended(interval, beaten_s, why, race
     merged = Merged(steps=list(steps_of(0.1, count=12)))
     merged.look(request)
     assert (merged.why_enough, merged.raced_out, merged.enough_s is None) == (why, raced_out, not why)
+
+
+def test_a_confirming_trial_runs_on_until_its_gpus_are_warm_and_is_then_measured():
+    """One step a second; the slope falls to 1 at second 30, 28 seconds after the two steps that never count."""
+    wanted, soak = Measurement(steps=12, warmup_steps=2, interval=0.0), Soaking(timeout_s=100.0, window_s=20.0)
+    request = SlotRequest("t", "p", {}, Limits(1.0, 1.0, 1.0), Path(), measurement=wanted, soak=soak, most_steps=200)
+    merged = Merged(settling=Settling(soak, wanted, 200, lambda start_s, end_s: [1031.0 - end_s]), verdicts=[STOPPED])
+    for number in range(1, 60):
+        merged.take(StepRecord(number, 1000.0 + number, 1.0, 5.0, None, 512, None))
+        merged.look(request)
+    assert merged.why_enough == "measured over 10 steps; temperatures settled after 28 s: 1.00 C/min over 20 s"
+    assert merged.settling.ended().steps == 30
+    assert len(merged.steps) == 40, "steps until it was ended are none of its measurement"
+    assert merged.verdict() == Verdict(Outcome.COMPLETED, merged.why_enough)
