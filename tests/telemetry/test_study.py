@@ -79,7 +79,7 @@ def _check_mlflow(folder, records):
 @pytest.mark.acceptance
 @pytest.mark.timeout(400)
 def test_confirming_trials_run_on_until_temperatures_have_come_to_rest(tmp_path):
-    """All GPUs stay at 50 degrees, so the first window of 4 seconds shows it; a trial's program is asked for steps of 12 seconds."""
+    """All GPUs stay at 50 degrees, so the first window of 4 seconds shows it; the program is asked for steps of 12 seconds."""
     soak = {"timeout_s": 12, "window_s": 4, "slope_c_per_min": 1}
     _, records = run(tmp_path, Scenario(H100, 3), confirm={"top": 1, "repeats": 2, "steps": 12, "soak": soak})
     confirming = [record for record in records if record.phase is Phase.CONFIRM]
