@@ -268,18 +268,19 @@ def test_one_that_waits_holds_no_slot_and_is_counted_from_its_launch(made, monke
 
 def test_pools_around_one_that_waits_launch_nothing_so_that_it_waits_for_running_trials_only(made):
     pools = [*POOLS, {"name": "c", "gpus_per_node": 2}]
-    searcher, _, slots, launched = made(
-        pools=pools, power_domains=domains(["a", "b", "c"]), **{**CONFIRMED, "budget": {"trials": 1}}
-    )
-    for pool in "abc":
-        assert searcher.suggest(pool) is not None
-    end(searcher, "a", completed())
+    one_rack = {**CONFIRMED, "budget": {"trials": 2}, "power_domains": domains(["a", "b", "c"])}
+    searcher, _, slots, launched = made(pools=pools, **one_rack)
+    for trial in ("a1", "b1", "c1"):
+        assert searcher.suggest(trial) is not None
+    end(searcher, "a1", completed())
+    assert searcher.suggest("a2") is not None
+    end(searcher, "a2", completed())
     assert searcher.suggest("a waits") is None
-    end(searcher, "b", completed())
-    assert searcher.suggest("b would disturb it") is None
-    end(searcher, "c", completed())
+    end(searcher, "b1", completed())
+    assert searcher.suggest("b still explores, and would keep a waiting") is None
+    end(searcher, "c1", completed())
     assert searcher.suggest("now")["request"].trial.startswith("case/a/")
-    assert (slots.leased, launched) == ({"a"}, ["a", "b", "c", "a"])
+    assert (slots.leased, launched) == ({"a"}, ["a", "b", "c", "a", "a"])
 
 
 def test_one_that_waits_does_not_keep_a_stopped_study_from_ending(made):
