@@ -171,9 +171,9 @@ def test_steps_without_a_time_are_passed_over():
     assert [settling.stepped(step) for step in steps(10)[1:]] == [""] * 9
 
 
-def soaked_result(settled):
-    """130 steps that get slower while it warms up, as clocks fall, and 0.1 % apart afterwards."""
-    told = steps(130)
+def soaked_result(settled, count=130):
+    """Steps that get slower while it warms up, as clocks fall, and are 0.1 % apart afterwards."""
+    told = steps(count)
     slower = [replace(step, step_s=4.0 - 0.5 * math.exp(-step.iteration / 20) + 0.004 * (step.iteration % 2)) for step in told]
 
     def celsius(time_s):
@@ -187,14 +187,14 @@ def soaked_result(settled):
 def test_only_steps_on_warm_gpus_are_measured():
     spec = study_spec(measurement={"steps": 30, "warmup_steps": 2})
     workload, spread = spec.workload(spec.pools[0]), RunSpread()
-    cold = measure(workload, soaked_result(None), spec.measurement, spread)
+    cold = measure(workload, soaked_result(None, count=30), spec.measurement, spread)
     warm = measure(workload, soaked_result(Settled(72, "settled after 280 s: 0.9 C/min over 60 s")), spec.measurement, spread)
     assert warm.metrics["steady_steps"] <= 58
     assert warm.metrics["step_time_s"] == pytest.approx(4.0, rel=0.005)
     assert warm.metrics["step_time_s"] > cold.metrics["step_time_s"]
     # 640 W and 70 degrees in the end, 1.2 degrees less at second 240.
     assert warm.metrics["gpu_mean_power_w"] == pytest.approx(640.0, abs=2.5)
-    assert cold.metrics["gpu_mean_power_w"] < warm.metrics["gpu_mean_power_w"] - 1.0
+    assert cold.metrics["gpu_mean_power_w"] < warm.metrics["gpu_mean_power_w"] - 10.0
     assert abs(warm.metrics["temperature_slope_c_per_min"]) < 1.0
     assert (warm.metrics["soak_steps"], warm.metrics["soak_s"]) == (72.0, pytest.approx(72 * 4.0, abs=1.0))
     assert warm.environment["telemetry.heat"] == "settled after 280 s: 0.9 C/min over 60 s"

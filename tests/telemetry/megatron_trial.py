@@ -1,8 +1,8 @@
 """A real trial of the Megatron program on CPU, in a process of its own that sees scripted devices; run as a program.
 
 Reads {folder, telemetry, seconds, clock, soak} as JSON from its first argument; leaves steps, telemetry, end, and from where on the
-steps count in a pickle there. Second 0 of the scenario is the end of the first step. It ends after `seconds`, with `soak` once 30
-steps were measured on warm GPUs.
+steps count in a pickle there. Second 0 of the scenario is the end of the first step. It ends after `seconds`, with `soak` once
+`MEASUREMENT` was made on warm GPUs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec, RankEnvironment
 from search_spaces.model import ModelSpec, Workload
 
+MEASUREMENT = Measurement(steps=302, warmup_steps=2)
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128}
 
 
@@ -34,7 +35,7 @@ def run(folder, telemetry, seconds, clock, soak):
     launcher = MegatronCoreLauncher()
     job = launcher.job(workload, TrialConfig(precision="fp32"), steps=100_000, seed=1)
     devices = NodeGpus(pool, ())
-    settling = Settling(Soaking(**soak), Measurement(steps=32, warmup_steps=2), 100_000, devices.slopes_c_per_min) if soak else None
+    settling = Settling(Soaking(**soak), MEASUREMENT, 100_000, devices.slopes_c_per_min) if soak else None
     supervised = Supervised(RankEnvironment(env={"OMP_NUM_THREADS": "1"}), preload=launcher.preload)
     launch = LaunchRequest(
         trial="telemetry",

@@ -10,15 +10,13 @@ import pytest
 from autotune.measured import measure
 from autotune.records import TrialResult
 from autotune.run_spread import RunSpread
-from autotune.spec_parts import Measurement
 from autotune.telemetry_summary import TrialTelemetry
 from launchers.outcome import Outcome
 from search_spaces.model import ModelSpec, Workload
 from tests.telemetry.devices import H100, ROOT, Scenario, environment
-from tests.telemetry.megatron_trial import MODEL, play_warm
+from tests.telemetry.megatron_trial import MEASUREMENT, MODEL, play_warm
 
 TAU_S, COLD_C, RISE_C = 2.0, 40, 30
-MEASUREMENT = Measurement(steps=32, warmup_steps=2)
 SOAK = {"timeout_s": 40.0, "slope_c_per_min": 10.0, "window_s": 4.0}
 LAST_DEGREE_S = TAU_S * math.log(RISE_C)
 
@@ -53,8 +51,8 @@ def test_steps_count_once_the_last_degree_is_gained_and_a_hot_neighbour_is_no_ma
     steps, settled, warm, cold = trial(tmp_path, script)
     assert settled.why.startswith("settled after ")
     assert steps[settled.steps - 1].time_s - steps[0].time_s >= LAST_DEGREE_S - 0.1, "second 0 is the end of the first step"
-    assert len(steps) >= settled.steps + 30
-    assert abs(warm.metrics["temperature_slope_c_per_min"]) <= 10.0
+    assert len(steps) >= settled.steps + 300
+    assert abs(warm.metrics.get("temperature_slope_c_per_min", 0.0)) <= 10.0, "none where the steps took less than 4 readings"
     assert warm.metrics["peak_temperature_c"] == COLD_C + RISE_C - 1
     assert warm.metrics["soak_steps"] == settled.steps
     assert warm.metrics["start_temperature_c"] == cold.metrics["start_temperature_c"] == 65
@@ -68,5 +66,5 @@ def test_gpus_without_a_sensor_are_not_waited_for(tmp_path):
     steps, settled, warm, cold = trial(tmp_path, Scenario(H100, 2).set("*", "temperature", "E3"))
     assert settled.why == "not waited for: no GPU of the trial tells its temperature"
     assert warm.metrics == cold.metrics
-    assert 32 <= len(steps) < 64
+    assert 302 <= len(steps) < 604
     assert "NOT_SUPPORTED" in warm.environment["telemetry.gaps.temperature_c"]
