@@ -25,6 +25,7 @@ STUDY = {
     "baseline": {"precision": "fp32"},
     "search": {"micro_batch_size": [1, 2]},
     "budget": {"trials": 2},
+    "confirm": {"soak": {"timeout_s": 0}},
     "measurement": {"steps": 12, "warmup_steps": 2, "interval": 0, "foreign_cpu_fraction": 1.0},
 }
 
