@@ -88,8 +88,8 @@ class StudySearcher(Searcher):
         for study in self._studies:
             if self.stop_reason:
                 study.end_reason = study.end_reason or self.stop_reason
-            if study.end_reason:
-                self._held.pop(study.name, None)  # as a dead driver's, it may be proposed again by the next one
+            if study.end_reason and (held := self._held.pop(study.name, None)) is not None:
+                held.withdraw()
             config = None if study.end_reason else self._launch(trial_id, study)
             if config is not None:
                 return config

@@ -96,11 +96,12 @@ class Settling:
         if not (is_first or is_late) and (since_s < window_s or step.time_s < self._asked_s + pause_s):
             return None
         self._asked_s = step.time_s
-        slopes = self._slopes(step.time_s - min(window_s, since_s), step.time_s)
+        looked_s = min(window_s, since_s)
+        slopes = self._slopes(step.time_s - looked_s, step.time_s)
         if not slopes:
             return Settled(self._warmup_steps, _UNKNOWN)
         fastest = max(math.inf if slope is None else abs(slope) for slope in slopes)
-        seen = f"{fastest:.2f} C/min over {window_s:.0f} s" if fastest < math.inf else "too few readings"
+        seen = f"{fastest:.2f} C/min over {looked_s:.0f} s" if fastest < math.inf else "too few readings"
         if since_s >= window_s and fastest <= self._rule.slope_c_per_min:
             return Settled(self._steps, f"settled after {since_s:.0f} s: {seen}")
         return Settled(self._steps, f"{UNSETTLED} within {self._rule.timeout_s:.0f} s: {seen}") if is_late else None

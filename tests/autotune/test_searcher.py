@@ -291,6 +291,7 @@ def test_one_that_waits_does_not_keep_a_stopped_study_from_ending(made):
     end(searcher, "b1", failed(Outcome.STOPPED))
     assert searcher.suggest("more") == Searcher.FINISHED
     assert [record.phase for record in studies[0].records].count(Phase.CONFIRM) == 0
+    assert studies[0].results().running == 0
 
 
 def requests(made, **pool):

@@ -127,6 +127,11 @@ def test_what_does_not_settle_in_time_is_measured_and_marked():
     assert end == settling.settled.steps + 58
 
 
+def test_with_less_time_than_a_window_it_says_over_how_much_it_looked():
+    settling, _ = follow(slopes_of(readings(lambda second: 60.0)), rule=RULE.model_copy(update={"timeout_s": 20.0}))
+    assert settling.settled == Settled(2 + 20 // 4, "not settled within 20 s: 0.00 C/min over 20 s")
+
+
 def test_a_gpu_that_tells_too_little_is_not_settled():
     times, celsius = readings(lambda second: 60.0)
     settling, _ = follow(slopes_of((times[::40], celsius[::40])))
