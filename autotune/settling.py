@@ -74,7 +74,7 @@ class Settling:
             self._warmed_up_s = step.time_s - step.step_s
         if self._steps <= self._warmup_steps:
             self._warmed_up_s = step.time_s
-        if self.settled is None and self._steps >= self._warmup_steps and math.isfinite(step.time_s + step.step_s):
+        if self.settled is None and self._steps >= self._warmup_steps:
             self.settled = self._look(step)
         if self.settled is None or self._steps - self.settled.steps < self._wanted or self._steps >= self._most_steps:
             return ""

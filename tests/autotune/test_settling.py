@@ -170,10 +170,14 @@ def test_it_asks_no_more_often_than_temperatures_are_read():
     assert len(asked) <= 2 + (272 - 60) / 2.0
 
 
-def test_steps_without_a_time_are_passed_over():
+@pytest.mark.parametrize("place", [0, 1, 30])
+def test_a_step_without_a_time_is_passed_over(place):
     settling = Settling(RULE, MEASUREMENT, 10_000, slopes_of(readings(heated)))
-    assert settling.stepped(replace(steps(1)[0], time_s="soon")) == ""
-    assert [settling.stepped(step) for step in steps(10)[1:]] == [""] * 9
+    told = steps(126)
+    told[place] = replace(told[place], time_s="soon")
+    ends = [settling.stepped(step) != "" for step in told]
+    assert settling.settled.steps == 68
+    assert ends == [False] * 125 + [True]
 
 
 def soaked_result(settled, count=130):
@@ -222,12 +226,13 @@ def finished(study, settled=None):
 
 
 def test_a_comparison_leaves_the_steps_of_warming_up_out():
+    """110 steps of 3 s and 20 of 4 s: where the first ones warmed the GPUs up, it is a run of 4 s."""
     _, record = finished(open_pool(study_spec()))
-    slow = replace(record, metrics={**record.metrics, "soak_steps": 72.0})
-    ratio, *_ = speedup(slow, record, 2, RunSpread())
-    median_of_all = np.median([step.step_s for step in record.steps[2:]])
-    assert ratio == pytest.approx(median_of_all / 4.002, rel=0.02)
-    assert speedup(slow, slow, 2, RunSpread())[0] == 1.0
+    told = tuple(replace(step, step_s=3.0 if step.iteration <= 110 else 4.0) for step in steps(130))
+    plain = replace(record, steps=told)
+    warm = replace(plain, metrics={**record.metrics, "soak_steps": 110.0})
+    assert speedup(plain, plain, 2, RunSpread())[0] == 1.0
+    assert speedup(plain, warm, 2, RunSpread())[0] == pytest.approx(4.0 / 3.0)
 
 
 H200 = {"name": "pool", "gpu": "h200", "gpus_per_node": 8}
