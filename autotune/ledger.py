@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import replace
 
 from autotune.budget import Spent, spent
 from autotune.confirm import Contender, Decision, contenders, decide
+from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
 from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
 from autotune.power_domains import domain_limits
@@ -85,12 +85,8 @@ class Ledger:
         return f"limits: {', '.join(lacking)} cannot be measured on pool {self._pool.name}" if lacking else ""
 
     def confirming_s(self) -> float:
-        """Seconds that the confirming runs still to come will take, from the median completed trial; 0 before any."""
-        seconds = [record.ended_s - record.started_s for record in self.records if record.outcome is Outcome.COMPLETED]
-        if not seconds or not self._spec.confirm.top:
-            return 0.0
-        longer = self._spec.confirm_steps / self._spec.measurement.steps
-        return (self._spec.confirm.top + 1) * self._spec.confirm.repeats * longer * statistics.median(seconds)
+        """Seconds that the confirming runs still to come may take; 0 before anything completed."""
+        return confirming_s(self._spec, self._pool, self.records)
 
     def beaten_step_s(self, workload: Workload) -> float | None:
         """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`.

@@ -23,7 +23,7 @@ from autotune.contamination import Witness
 from autotune.power_restore import restore_left_behind
 from autotune.run_spread import RunSpread
 from autotune.session_guard import SESSION_VARIABLE
-from autotune.spec_parts import Measurement
+from autotune.spec_parts import Measurement, Soaking
 from autotune.surroundings import Surroundings
 from autotune.telemetry.node import BoardsGuard, NodeGpus, run_measured
 from autotune.telemetry.series import NodeTelemetry
@@ -70,6 +70,8 @@ class SlotRequest:
         beaten_s: Step seconds that the trial has to reach to be of use; it ends where it cannot. None = it runs to its end.
         spread: Run-to-run spread of the study so far.
         guards: What its boards may draw while it runs.
+        soak: How warm its GPUs have to be before its steps count; None = they need not be.
+        most_steps: Steps that its program is asked for where it may have to run on until they are.
     """
 
     trial: str
@@ -82,6 +84,8 @@ class SlotRequest:
     beaten_s: float | None = None
     spread: RunSpread = RunSpread()
     guards: tuple[BoardsGuard, ...] = ()
+    soak: Soaking | None = None
+    most_steps: int = 0
 
 
 class NodeAgent:
@@ -166,6 +170,10 @@ class NodeAgent:
             for _ in run_trial(self._supervised, launch, request.limits, stop=stop, on_event=events.append):
                 pass
         return [event for event in events if event["event"] == "figures"]
+
+    def slopes_c_per_min(self, start_s: float, end_s: float) -> list[float | None]:
+        """How fast temperatures of the running trial's GPUs changed, between two instants of this node's clock; see `Recording`."""
+        return self._devices.slopes_c_per_min(start_s, end_s)
 
     def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
         pool = self._setup.pool

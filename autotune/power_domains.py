@@ -58,6 +58,11 @@ def nodes_fed(domain: PowerDomain, pool: PoolSpec, domains: Sequence[PowerDomain
     return pool.nodes if pool.name in domain.nodes else min(fed, pool.nodes)
 
 
+def share_power(one: PoolSpec, other: PoolSpec, domains: Sequence[PowerDomain]) -> bool:
+    """Whether nodes of both pools may draw from one domain; one that only says how many nodes it carries may feed any pool's."""
+    return any(nodes_fed(domain, one, domains) and nodes_fed(domain, other, domains) for domain in domains)
+
+
 def check_domains(domains: Sequence[PowerDomain], pools: Sequence[PoolSpec]) -> None:
     """For the study's validator: names are known and differ, nothing is in two domains, and none is in itself.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import optuna
+from optuna.trial import TrialState
 
 from autotune.records import Phase, TrialRecord
 from launchers.outcome import Outcome
@@ -35,6 +36,10 @@ class Proposal:
     predicted: Mapping[str, float] = field(default_factory=dict)
     beaten_s: float | None = None
     why: str = ""
+
+    def withdraw(self) -> None:
+        """End it unlaunched: it leaves no record, and may be proposed again."""
+        self.trial.study.tell(self.trial, state=TrialState.FAIL)
 
     def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
         """The record of its end, now."""

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 from pydantic import ConfigDict, TypeAdapter
 
 from autotune.contamination import Witness
+from autotune.settling import Settled
 from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
@@ -41,6 +42,7 @@ class TrialResult:
         log_folder: Folder of the ranks' logs.
         agent_failed: Whether an agent died or did not answer; it is not to be trusted with another trial.
         raced_out: Whether it was ended because it could not win.
+        settled: From where on its steps count, where it waited for the temperatures of its GPUs.
         witnesses: What the agents saw beside it.
         telemetry: What the nodes measured.
     """
@@ -54,6 +56,7 @@ class TrialResult:
     log_folder: Path | None = None
     agent_failed: bool = False
     raced_out: bool = False
+    settled: Settled | None = None
     witnesses: tuple[Witness, ...] = ()
     telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 

@@ -17,6 +17,7 @@ from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
 from autotune.results import PoolResults, run_spread_of, speedup
+from autotune.settling import UNSETTLED
 from autotune.wall_metrics import wall_words
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig, knobs
@@ -50,7 +51,7 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == winner else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *result.notes)]
+    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *_unsettled(result), *result.notes)]
     told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result))]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
@@ -70,6 +71,16 @@ def _at_the_wall(result: PoolResults) -> list[str]:
     named = [(name, record) for name, record in (("winner", result.best), ("baseline", result.baseline)) if record is not None]
     words = [f"{name} {words}" for name, record in named if (words := wall_words(record.metrics, record.environment))]
     return [f"At the wall, all nodes together: {', '.join(words)}."] if words else []
+
+
+def _unsettled(result: PoolResults) -> list[str]:
+    """Which confirming runs were measured before their GPUs were warm, with the last reason."""
+    heat = [(record.number, record.environment.get("telemetry.heat", "")) for record in result.records]
+    found = [(number, why) for number, why in heat if why.startswith(UNSETTLED)]
+    if not found:
+        return []
+    number, why = found[-1]
+    return [f"{len(found)} confirming runs were measured before their GPUs were warm; trial {number}: temperatures {why}."]
 
 
 def failure_table(result: PoolResults) -> Table:

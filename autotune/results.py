@@ -16,6 +16,7 @@ from autotune.ledger import Ledger
 from autotune.pareto import Point
 from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.run_spread import RunSpread, ratio_interval, run_spread
+from autotune.settling import SOAK_STEPS
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.steady_state import steady, steady_interval
@@ -148,5 +149,10 @@ def run_spread_of(records: Sequence[TrialRecord]) -> RunSpread:
 
 def speedup(winner: TrialRecord, baseline: TrialRecord, warmup_steps: int, spread: RunSpread) -> tuple[float, float, float]:
     """How many times faster the winner's median step is than the baseline's, with its 95 % interval, run-to-run spread included."""
-    before, after = (steady_interval(steady([step.step_s for step in record.steps], warmup_steps)) for record in (baseline, winner))
+    before, after = (steady_interval(_steady_s(record, warmup_steps)) for record in (baseline, winner))
     return (before.median / after.median, *ratio_interval(before, after, spread))
+
+
+def _steady_s(record: TrialRecord, warmup_steps: int) -> list[float]:
+    """Seconds of a trial's steps that count, those that warmed its GPUs up left out."""
+    return steady([step.step_s for step in record.steps], max(warmup_steps, int(record.metrics.get(SOAK_STEPS, 0))))

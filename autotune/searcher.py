@@ -9,17 +9,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ray.tune.search import Searcher
 
+from autotune.confirm_time import soaking, steps_to_warm_up
 from autotune.errors import InfrastructureError
 from autotune.guards import boards_guards
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.power_domains import share_power
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
 from autotune.simulation import is_simulated
@@ -69,6 +71,13 @@ class StudySearcher(Searcher):
         for study in studies:
             study.stopping.deadline_s = self._deadline_s
         self._first_trials: set[str] = set()
+        self._neighbours = {
+            study.name: {
+                other.name for other in studies if other is not study and share_power(study.pool, other.pool, spec.power_domains)
+            }
+            for study in studies
+        }
+        self._held: dict[str, Proposal] = {}
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial's config, None where no slot is free now, FINISHED at the end."""
@@ -79,6 +88,8 @@ class StudySearcher(Searcher):
         for study in self._studies:
             if self.stop_reason:
                 study.end_reason = study.end_reason or self.stop_reason
+            if study.end_reason and (held := self._held.pop(study.name, None)) is not None:
+                held.withdraw()
             config = None if study.end_reason else self._launch(trial_id, study)
             if config is not None:
                 return config
@@ -113,32 +124,60 @@ class StudySearcher(Searcher):
         return {}
 
     def _launch(self, trial_id: str, study: PoolStudy) -> dict[str, Any] | None:
+        if self._must_wait(study, self._held.get(study.name)):
+            return None
         slot = self._slots.lease(study.pool.name)
         if slot is None:
             return None
-        proposal = study.propose()
+        proposal = self._held.pop(study.name, None) or study.propose()
+        if proposal is not None and self._must_wait(study, proposal):
+            self._held[study.name] = proposal
+            proposal = None
         if proposal is None:
             self._slots.release(slot)
             return None
+        proposal = replace(proposal, proposed_s=time.time())
         slot.trial = f"{study.name}/{proposal.trial.number}"
         folder = self._log_root / study.pool.name / f"trial-{proposal.trial.number:04d}"
         self.in_flight[trial_id] = _InFlight(study, proposal, slot, folder)
         self._on_launch(study, proposal)
         return {"agents": slot.agents, "request": self._request(study, proposal, slot.trial, folder)}
 
+    def _must_wait(self, study: PoolStudy, proposal: Proposal | None) -> bool:
+        """Whether a trial of a study must not be launched now: a confirming one runs alone in the power domains of its pool.
+
+        One that waits for that keeps the pools around it from launching others, so that it waits for running trials only, and all
+        of these have limits.
+
+        Args:
+            study: Whose trial.
+            proposal: What would be launched; None = what the study proposes next, its kind not known yet.
+        """
+        around = self._neighbours[study.name]
+        running = [flight.proposal.phase for flight in self.in_flight.values() if flight.study.name in around]
+        if proposal is not None and proposal.phase is Phase.CONFIRM:
+            return bool(running)
+        return Phase.CONFIRM in running or not around.isdisjoint(self._held)
+
     def _request(self, study: PoolStudy, proposal: Proposal, trial: str, folder: Path) -> SlotRequest:
-        measurement = self._spec.measurement_of(proposal.phase is Phase.CONFIRM)
+        confirming = proposal.phase is Phase.CONFIRM
+        measurement = self._spec.measurement_of(confirming)
+        left_s = self._deadline_s - time.time() if self._deadline_s is not None else None
+        soak = soaking(self._spec, study.records, left_s) if confirming else None
+        steps = measurement.steps
+        if soak is not None:
+            steps += steps_to_warm_up(soak, study.pool, proposal.config, study.records, proposal.predicted)
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
         longer = max(1.0, measurement.steps / self._spec.measurement.steps)
         return SlotRequest(
             trial=trial,
             program=study.launcher.program,
-            job=study.launcher.job(study.workload, proposal.config, steps=measurement.steps, seed=self._spec.seed),
+            job=study.launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
             limits=Limits(
                 startup_s=measurement.startup_timeout_s * (2 if first else 1),
                 step_s=measurement.step_timeout_s,
-                trial_s=measurement.trial_timeout_s * longer,
+                trial_s=measurement.trial_timeout_s * longer + (soak.timeout_s if soak is not None else 0.0),
             ),
             log_folder=folder,
             measurement=measurement,
@@ -146,6 +185,8 @@ class StudySearcher(Searcher):
             beaten_s=proposal.beaten_s,
             spread=study.run_spread,
             guards=boards_guards(self._spec, study.pool, study.refit.machines.gpu) if study.refit.machines else (),
+            soak=soak,
+            most_steps=steps,
         )
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:

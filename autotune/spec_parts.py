@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from autotune.errors import NOTHING
 from autotune.spec_errors import wrong
@@ -100,6 +110,27 @@ class Bound(Part):
         return " and ".join(parts + ([f"at most {self.max:,g}"] if self.max is not None else []))
 
 
+class Soaking(Part):
+    """How long the GPUs of a confirming trial warm up before its steps count, where their temperature can be read.
+
+    Attributes:
+        timeout_s: Longest warming up after the first steps that never count; then it is measured as it is, and says so. 0 = off.
+        slope_c_per_min: GPUs are warm once the temperature of none of them changes faster than this.
+        window_s: Seconds, and two steps at least, over which that is looked at.
+    """
+
+    timeout_s: NonNegativeFloat = 600.0
+    slope_c_per_min: PositiveFloat = 1.0
+    window_s: PositiveFloat = 60.0
+
+    @model_validator(mode="after")
+    def _can_settle(self) -> Self:
+        if 0 < self.timeout_s < self.window_s:
+            problem = f"is shorter than window_s={self.window_s:g}, so that nothing could settle"
+            raise wrong("timeout_s", self.timeout_s, problem, "give several windows, or 0 to measure without warming up")
+        return self
+
+
 class Confirmation(Part):
     """How the best explored configurations are measured again before one is called the winner.
 
@@ -107,11 +138,13 @@ class Confirmation(Part):
         top: The best so many, and further ones whose 95 % interval reaches the best's; 0 = no confirmation.
         repeats: Runs of each, in turns, so that slow drift (heat, neighbours) hits all alike.
         steps: Optimiser steps of a confirming trial; none = twice those of an exploring one.
+        soak: How warm its GPUs have to be before they count.
     """
 
     top: NonNegativeInt = 3
     repeats: Annotated[int, Field(ge=2)] = 3
     steps: PositiveInt | None = None
+    soak: Soaking = Soaking()
 
 
 class PowerDomain(Part):

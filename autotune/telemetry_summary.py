@@ -263,6 +263,8 @@ def _heat_and_clocks(charged: Sequence[Series], window: Window) -> Summary:
     for name in ("temperature_c", "memory_temperature_c"):
         if peaks := _values(charged, lambda one, name=name: throttle_metrics.peak_temperature_c(one, name, start_s, end_s)):  # type: ignore[misc]
             metrics[f"peak_{name}"] = max(peaks)
+    if slopes := _values(charged, lambda one: throttle_metrics.slope_c_per_min(*one.column("temperature_c"), start_s, end_s)):
+        metrics["temperature_slope_c_per_min"] = max(slopes, key=abs)
     return Summary(metrics, {})
 
 

@@ -16,6 +16,7 @@ COUNTERS, SAMPLED_BITS = "counters", "sampled bits"
 # Counters of throttling move in steps of up to 100 ms: two growths with less between them are one event.
 _APART_S = 0.25
 _MIN_LOAD = 0.5
+_FEWEST_FOR_SLOPE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,24 @@ def peak_temperature_c(series: Series, name: str, start_s: float, end_s: float) 
     times, celsius = series.column(name)
     inside = celsius[(times >= start_s) & (times <= end_s)]
     return float(np.max(inside)) if len(inside) else None
+
+
+def slope_c_per_min(times: Array, celsius: Array, start_s: float, end_s: float) -> float | None:
+    """How fast a temperature changes in a window: 60 times its least-squares slope over the seconds.
+
+    Devices tell whole degrees: one degree gained in the middle of W seconds shows as 90 / W. The median of the slopes between all
+    pairs of readings (Theil-Sen) is 0 for any one such degree, and would call a device settled that gains one in every window.
+
+    Returns:
+        None where fewer than four readings, or readings over less than half of the window, tell it.
+    """
+    inside = (times >= start_s) & (times <= end_s)
+    seconds, values = times[inside], celsius[inside]
+    if len(seconds) < _FEWEST_FOR_SLOPE or seconds[-1] - seconds[0] < 0.5 * (end_s - start_s):
+        return None
+    centred = seconds - seconds.mean()
+    variance = float(centred @ centred)
+    return 60.0 * float(centred @ values) / variance if variance > 0.0 else None
 
 
 def clocks_locked(series: Series, start_s: float, end_s: float) -> bool:

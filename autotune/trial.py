@@ -5,6 +5,7 @@ A small actor that Tune reuses. It holds no GPU and no process of the trial, so 
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,9 @@ from ray.exceptions import RayError
 from autotune.contamination import Witness
 from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
-from autotune.racing import enough
+from autotune.racing import Enough, enough
 from autotune.records import TrialResult
+from autotune.settling import Settling
 from autotune.telemetry.clocks import ClockOffset, clock_offset
 from autotune.telemetry.series import NodeTelemetry
 from autotune.telemetry_summary import TrialTelemetry
@@ -37,6 +39,7 @@ class Merged:
         enough_s: Unix time at which the steps told enough; None before.
         why_enough: What they told.
         raced_out: Whether that is that the trial is of no use.
+        settling: Follows the temperatures of a trial that waits for them.
     """
 
     steps: list[StepRecord] = field(default_factory=list)
@@ -48,17 +51,35 @@ class Merged:
     enough_s: float | None = None
     why_enough: str = ""
     raced_out: bool = False
+    settling: Settling | None = None
 
     def failed(self) -> bool:
         """Whether a node has ended otherwise than well."""
         return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
 
+    def take(self, item: object) -> None:
+        """Keep what a node reported, but not the steps that a trial ran on for after it told enough, until it was ended."""
+        match item:
+            case StepRecord() if self.enough_s is None:
+                self.steps.append(item)
+            case NodeTelemetry():
+                self.telemetry.append(item)
+            case Witness():
+                self.witnesses.append(item)
+            case TrialEnd():
+                self.verdicts.append(item.verdict)
+
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
         if self.enough_s is not None:
             return
-        seconds = [step.step_s for step in readable(self.steps)]
-        if found := enough(seconds, request.measurement, request.beaten_s, request.spread):
+        if self.settling is not None:
+            why = self.settling.stepped(self.steps[-1])
+            found = Enough(why, raced_out=False) if why else None
+        else:
+            seconds = [step.step_s for step in readable(self.steps)]
+            found = enough(seconds, request.measurement, request.beaten_s, request.spread)
+        if found is not None:
             self.enough_s, self.why_enough, self.raced_out = time.time(), found.why, found.raced_out
 
     def verdict(self) -> Verdict:
@@ -83,6 +104,9 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         if len(agents) > 1:
             port = ray.get(agents[0].free_port.remote(), timeout=_END_GRACE_S)
             merged.clocks = tuple(_clock_of(agent) for agent in agents)
+        if request.soak is not None:
+            slopes = functools.partial(_slopes_c_per_min, agents, merged.clocks)
+            merged.settling = Settling(request.soak, request.measurement, request.most_steps, slopes)
         streams = [
             agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
         ]
@@ -102,6 +126,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         log_folder=request.log_folder,
         agent_failed=merged.agent_failed,
         raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
+        settled=merged.settling.ended() if merged.settling is not None else None,
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
         telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
     )
@@ -109,6 +134,13 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
 
 def _clock_of(agent: Any) -> ClockOffset:
     return clock_offset(lambda: float(ray.get(agent.clock.remote(), timeout=_END_GRACE_S)), time.time)
+
+
+def _slopes_c_per_min(agents: list[Any], clocks: tuple[ClockOffset, ...], start_s: float, end_s: float) -> list[float | None]:
+    """Of the GPUs of all nodes, each asked for the same time on its own clock; steps are on the last node's."""
+    ahead_s = [clock.offset_s - clocks[-1].offset_s for clock in clocks] or [0.0]
+    asked = [agent.slopes_c_per_min.remote(start_s + s, end_s + s) for agent, s in zip(agents, ahead_s, strict=True)]
+    return [slope for node in ray.get(asked, timeout=_END_GRACE_S) for slope in node]
 
 
 def _follow(agents: list[Any], request: SlotRequest, streams: list[Any], merged: Merged, deadline_s: float) -> None:
@@ -138,15 +170,7 @@ def _take(stream: Any, running: list[Any], merged: Merged) -> bool:
     except RayError:
         running.remove(stream)
         raise
-    match item:
-        case StepRecord():
-            merged.steps.append(item)
-        case NodeTelemetry():
-            merged.telemetry.append(item)
-        case Witness():
-            merged.witnesses.append(item)
-        case TrialEnd():
-            merged.verdicts.append(item.verdict)
+    merged.take(item)
     return isinstance(item, StepRecord)
 
 

@@ -6,18 +6,22 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from autotune.probes import read_driver
 from autotune.telemetry import Gpu, TelemetryError, open_gpus
 from autotune.telemetry.base import HOST
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry.sensors import sensor_of
-from autotune.telemetry.series import NodeTelemetry, Sensor, reported_series
+from autotune.telemetry.series import Array, NodeTelemetry, Sensor, reported_series
 from autotune.telemetry.visible import physical, select
 from autotune.telemetry.wall import WallMeter
+from autotune.throttle_metrics import slope_c_per_min
 from launchers.base import StepRecord
 from launchers.gpu_sample import SAMPLES_EVENT, GpuSample, sample_from_dict
 from launchers.outcome import Outcome, Verdict
@@ -73,6 +77,8 @@ class Recording:
         self._charged = charged
         self._sensors = sensors
         self._problems = problems
+        self._reported: list[GpuSample] = []
+        self._told: dict[str, list[tuple[float, float]]] = {}
 
     @property
     def lost(self) -> str:
@@ -89,6 +95,22 @@ class Recording:
             return f"the node's GPUs drew {sum(watts):,.0f} W over {allowed.window_s:g} s; {allowed.node_w:,.0f} W are allowed"
         return ""
 
+    def report(self, samples: Iterable[GpuSample]) -> None:
+        """Take readings that the trial's own program reports, in the order of their times."""
+        for sample in samples:
+            self._reported.append(sample)
+            if sample.temperature_c is not None:
+                self._told.setdefault(sample.gpu, []).append((sample.time_s, sample.temperature_c))
+
+    def slopes_c_per_min(self, start_s: float, end_s: float) -> list[float | None]:
+        """How fast each of the trial's GPUs that tells its temperature warmed up in that time; None where it told too little.
+
+        May be called from another thread than the one that records.
+        """
+        told = [_between(readings, start_s, end_s) for readings in list(self._told.values())]
+        found = [*self._sampler.temperatures(self._charged), *told]
+        return [slope_c_per_min(times, celsius, start_s, end_s) for times, celsius in found]
+
     def end(self, node: int) -> NodeTelemetry:
         """Stop reading; what was read."""
         series, cost = self._sampler.stop(self._charged, node)
@@ -96,7 +118,14 @@ class Recording:
             self._meter.halt()
             series = (*series, self._meter.series(node))
         log.info("telemetry took %.2f %% of a core (%d readings)", 100 * cost.core_fraction, cost.readings)
-        return NodeTelemetry(node, series, cost, self._sensors, self._problems)
+        return NodeTelemetry(node, (*series, *reported_series(self._reported, node)), cost, self._sensors, self._problems)
+
+
+def _between(readings: list[tuple[float, float]], start_s: float, end_s: float) -> tuple[Array, Array]:
+    """Times and values of the readings of a time, oldest first."""
+    inside = readings[bisect_left(readings, (start_s, -math.inf)) : bisect_right(readings, (end_s, math.inf))]
+    columns = np.array(inside, dtype=float).reshape(-1, 2)
+    return columns[:, 0], columns[:, 1]
 
 
 class NodeGpus:
@@ -114,6 +143,7 @@ class NodeGpus:
         self._charged: set[str] = set()
         self._problems: dict[str, str] = {}
         self._sensors: dict[str, Sensor] = {}
+        self._recording: Recording | None = None
         vendors = vendors_of(pool)
         opening = threading.Thread(target=self._open, args=(vendors, tuple(pool.telemetry.gpus or ids)), daemon=True)
         opening.start()
@@ -155,7 +185,12 @@ class NodeGpus:
             if meter is not None:
                 meter.start()
                 stack.callback(meter.halt)
-            yield Recording(sampler, meter, frozenset(self._charged), dict(self._sensors), dict(self._problems))
+            self._recording = Recording(sampler, meter, frozenset(self._charged), dict(self._sensors), dict(self._problems))
+            yield self._recording
+
+    def slopes_c_per_min(self, start_s: float, end_s: float) -> list[float | None]:
+        """Of the recording that runs, or else of the last one; see `Recording.slopes_c_per_min`."""
+        return self._recording.slopes_c_per_min(start_s, end_s) if self._recording is not None else []
 
 
 def run_measured(
@@ -174,11 +209,10 @@ def run_measured(
     One that crosses a guard is ended, too; its configuration is.
     """
     crossed = ""
-    reported: list[GpuSample] = []
 
     def note(event: Event) -> None:
         if event["event"] == SAMPLES_EVENT:
-            reported.extend(sample_from_dict(sample) for sample in event["samples"])
+            recording.report(sample_from_dict(sample) for sample in event["samples"])
 
     def ends() -> bool:
         nonlocal crossed
@@ -190,8 +224,7 @@ def run_measured(
             if not isinstance(item, TrialEnd):
                 yield item
                 continue
-            seen = recording.end(node_rank)
-            yield replace(seen, series=(*seen.series, *reported_series(reported, node_rank)))
+            yield recording.end(node_rank)
             if lost := recording.lost:
                 yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
             elif crossed:

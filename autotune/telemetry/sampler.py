@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from autotune.telemetry.base import BLOCKING_FIELDS, FAST_FIELDS, SLOW_FIELDS, Fields, Gpu
-from autotune.telemetry.series import COLUMNS, Cost, Ring, Series
+from autotune.telemetry.series import COLUMNS, Array, Cost, Ring, Series
 
 log = logging.getLogger(__name__)
 FAST_PERIOD_S = 0.05
@@ -79,6 +79,11 @@ class Sampler:
         """Mean board watts of each charged GPU over the last seconds; those that cannot be told are left out."""
         rings = (recorded.rings[FAST_FIELDS] for recorded in self._recorded if recorded.gpu.info.uuid in charged)
         return [watts for ring in rings if (watts := ring.recent_mean("power_w", window_s)) is not None]
+
+    def temperatures(self, charged: frozenset[str]) -> list[tuple[Array, Array]]:
+        """Times and degrees of each charged GPU that tells any, so far."""
+        rings = (recorded.rings[SLOW_FIELDS] for recorded in self._recorded if recorded.gpu.info.uuid in charged)
+        return [told for ring in rings if (told := ring.columns().get("temperature_c")) is not None]
 
     def halt(self) -> None:
         """End the reading."""

@@ -16,6 +16,7 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
 from autotune.report import final_report
+from autotune.settling import Settled
 from launchers.outcome import Outcome
 from tests.autotune.study_cases import completed, failed, open_pool, record, run_to_end, step_seconds, study_spec
 
@@ -169,3 +170,18 @@ def test_what_explains_the_winner_is_kept_with_the_study_and_shown() -> None:
     assert any(line.startswith("One step from the winner") for line in told)
     assert any(line.startswith("Room left below each limit: step_time_s") for line in told)
     assert all(line in text(study) for line in told)
+
+
+def test_runs_that_were_measured_before_their_gpus_were_warm_are_named() -> None:
+    why = "not settled within 600 s: 2.00 C/min over 60 s"
+
+    def drifting(proposal: Proposal) -> TrialResult:
+        return replace(measured(proposal), settled=Settled(2, why) if proposal.phase is Phase.CONFIRM else None)
+
+    study = open_pool(study_spec(**CONFIRM))
+    run_to_end(study, drifting)
+    runs = [ended for ended in study.records if ended.phase is Phase.CONFIRM]
+    told = f"{len(runs)} confirming runs were measured before their GPUs were warm; trial {runs[-1].number}: temperatures {why}."
+    assert told in text(study)
+    run_to_end(still := open_pool(study_spec(**CONFIRM)), measured)
+    assert "warm" not in text(still)

@@ -1,6 +1,7 @@
 """The searcher between Tune and the pools' studies, with slots that hold nothing."""
 
 import pickle
+import random
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from ray.tune.search import Searcher
 
 from autotune.errors import InfrastructureError
 from autotune.pool_study import STOPPED_BY_USER
-from autotune.records import TrialResult
+from autotune.records import Phase, TrialResult
 from autotune.searcher import StudySearcher
 from autotune.trial import RESULT_KEY
 from launchers.outcome import Outcome
@@ -181,3 +182,138 @@ def test_a_result_of_the_wrong_kind_is_no_result(made):
     searcher.suggest("t1")
     end(searcher, "t1", TrialResult(Outcome.OOM, "why"))
     assert studies[0].records[0].detail == "why"
+
+
+CONFIRMED = {"budget": {"trials": 3}, "confirm": {"top": 1, "repeats": 2}}
+
+
+def domains(*nodes):
+    """A rack for each."""
+    return [{"name": f"rack-{number}", "nodes": fed, "limit_w": 1e6} for number, fed in enumerate(nodes)]
+
+
+def played(searcher, next_to_end):
+    """Runs a study to its end; (pool, phase, first tick, last tick) of each trial."""
+    running, spans = {}, []
+    for tick in range(400):
+        while isinstance(launched := searcher.suggest(f"t{tick}.{len(running)}"), dict):
+            running |= dict.fromkeys(searcher.in_flight.keys() - running.keys(), tick)
+        if not running:
+            assert launched == Searcher.FINISHED
+            return spans
+        trial_id = next_to_end(list(running))
+        flight = searcher.in_flight[trial_id]
+        spans.append((flight.study.pool.name, flight.proposal.phase, running.pop(trial_id), tick))
+        end(searcher, trial_id, completed())
+    raise AssertionError("the study did not end")
+
+
+def disturbed(spans):
+    """Confirming trials beside which one of the other pool ran."""
+    confirming = [span for span in spans if span[1] is Phase.CONFIRM]
+    return [one for one in confirming for other in spans if one[0] != other[0] and one[2] <= other[3] and other[2] <= one[3]]
+
+
+# Which of the running trials ends next.
+ORDERS = {"oldest": lambda ids: ids[0], "newest": lambda ids: ids[-1], "any": random.Random(1).choice}
+ROOM = {"name": "room", "nodes": ["rack-0", "rack-1"], "limit_w": 1e6}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("feeds", "alone"),
+    [
+        (domains(["a", "b"]), True),
+        ([*domains(["a"], ["b"]), ROOM], True),
+        (domains(4), True),
+        (domains(["a"], ["b"]), False),
+        ([], False),
+    ],
+    ids=["one rack", "two racks of one room", "a rack for nodes of any pool", "two racks", "none"],
+)
+def test_confirming_trials_run_alone_in_their_power_domain_and_the_study_ends(made, order, feeds, alone):
+    searcher, studies, slots, _ = made(power_domains=feeds, **CONFIRMED)
+    spans = played(searcher, ORDERS[order])
+    assert [study.end_reason for study in studies] == ["budget: 3 trials"] * 2
+    confirming = [pool for pool, phase, *_ in spans if phase is Phase.CONFIRM]
+    assert min(confirming.count(pool) for pool in "ab") >= 2
+    assert bool(disturbed(spans)) is not alone
+    assert not slots.leased
+
+
+def waiting(searcher):
+    """Pool a has explored and waits to confirm, while b still explores."""
+    searcher.suggest("a1")
+    searcher.suggest("b1")
+    for number in range(2, 5):
+        end(searcher, f"a{number - 1}", completed(0.1 * number))
+        assert (searcher.suggest(f"a{number}") is None) == (number == 4)
+
+
+def test_one_that_waits_holds_no_slot_and_is_counted_from_its_launch(made, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("autotune.searcher.time.time", lambda: now[0])
+    searcher, _, slots, launched = made(power_domains=domains(["a", "b"]), **CONFIRMED)
+    waiting(searcher)
+    assert (slots.leased, launched) == ({"b"}, ["a", "b", "a", "a"])
+    now[0] += 500.0
+    end(searcher, "b1", completed())
+    assert searcher.suggest("next") is not None
+    flight = searcher.in_flight["next"]
+    assert (flight.study.pool.name, flight.proposal.phase, flight.proposal.proposed_s) == ("a", Phase.CONFIRM, 1500.0)
+    assert searcher.suggest("b2") is None, "b waits while a confirms"
+    end(searcher, "next", completed())
+    assert searcher.suggest("b2")["request"].trial.startswith("case/b/")
+
+
+def test_pools_around_one_that_waits_launch_nothing_so_that_it_waits_for_running_trials_only(made):
+    pools = [*POOLS, {"name": "c", "gpus_per_node": 2}]
+    one_rack = {**CONFIRMED, "budget": {"trials": 2}, "power_domains": domains(["a", "b", "c"])}
+    searcher, _, slots, launched = made(pools=pools, **one_rack)
+    for trial in ("a1", "b1", "c1"):
+        assert searcher.suggest(trial) is not None
+    end(searcher, "a1", completed())
+    assert searcher.suggest("a2") is not None
+    end(searcher, "a2", completed())
+    assert searcher.suggest("a waits") is None
+    end(searcher, "b1", completed())
+    assert searcher.suggest("b still explores, and would keep a waiting") is None
+    end(searcher, "c1", completed())
+    assert searcher.suggest("now")["request"].trial.startswith("case/a/")
+    assert (slots.leased, launched) == ({"a"}, ["a", "b", "c", "a", "a"])
+
+
+def test_one_that_waits_does_not_keep_a_stopped_study_from_ending(made):
+    searcher, studies, _, _ = made(power_domains=domains(["a", "b"]), **CONFIRMED)
+    waiting(searcher)
+    searcher._stopped_by_user.set()
+    assert searcher.suggest("more") is None
+    end(searcher, "b1", failed(Outcome.STOPPED))
+    assert searcher.suggest("more") == Searcher.FINISHED
+    assert [record.phase for record in studies[0].records].count(Phase.CONFIRM) == 0
+    assert studies[0].results().running == 0
+
+
+def requests(made, **pool):
+    """What a study's exploring and confirming trials are asked for."""
+    measurement = {"steps": 8, "warmup_steps": 2, "trial_timeout_s": 100}
+    searcher, *_ = made(pools=[{"name": "a", "gpus_per_node": 2, **pool}], measurement=measurement, **CONFIRMED)
+    found = []
+    while isinstance(launched := searcher.suggest(f"t{len(found)}"), dict):
+        end(searcher, f"t{len(found)}", completed(10.0))
+        found.append(launched["request"])
+    return found[:3], found[3:]
+
+
+def test_a_confirming_trial_is_asked_for_more_steps_and_time_where_gpus_have_to_warm_up(made):
+    exploring, confirming = requests(made, telemetry={"vendors": ["nvidia"]})
+    assert {(one.job["steps"], one.soak, one.limits.trial_s) for one in exploring} == {(8, None, 100.0)}
+    for one in confirming:
+        assert one.soak.timeout_s == 600.0
+        assert (one.measurement.steps, one.limits.trial_s) == (16, 2 * 100.0 + 600.0)
+        assert one.job["steps"] == one.most_steps == pytest.approx(16 + 1.25 * 600.0 / 10.1, abs=2)
+
+
+def test_on_a_cpu_pool_a_confirming_trial_takes_as_many_steps_as_ever(made):
+    _, confirming = requests(made)
+    assert {one.job["steps"] for one in confirming} == {16}

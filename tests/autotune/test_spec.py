@@ -226,6 +226,11 @@ BAD = {
         "power_domains[1].nodes: is in more than one place (got 'laptop')",
         "name it once, in the domain right above it",
     ),
+    "no time to settle": (
+        study_data(confirm={"soak": {"timeout_s": 30}}),
+        "confirm.soak.timeout_s: is shorter than window_s=60, so that nothing could settle (got 30.0)",
+        "give several windows, or 0 to measure without warming up",
+    ),
     "power domain in itself": (
         powered(("a", ["b", "laptop"]), ("b", ["a"])),
         "power_domains[0].nodes: is inside itself (got 'a')",

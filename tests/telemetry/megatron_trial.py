@@ -1,7 +1,8 @@
 """A real trial of the Megatron program on CPU, in a process of its own that sees scripted devices; run as a program.
 
-Reads {folder, telemetry, seconds, clock, pool} as JSON from its first argument; leaves steps, telemetry and end in a pickle there.
-Second 0 of the scenario is the end of the first step.
+Reads {folder, telemetry, seconds, clock, pool, soak} as JSON from its first argument; leaves steps, telemetry, end, and from where
+on the steps count in a pickle there. Second 0 of the scenario is the end of the first step. It ends after `seconds`, with `soak`
+once `MEASUREMENT` was made on warm GPUs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import time
 from pathlib import Path
 
+from autotune.settling import Settling
+from autotune.spec_parts import Measurement, Soaking
 from autotune.telemetry.node import NodeGpus, run_measured
 from autotune.telemetry.series import NodeTelemetry
 from launchers.base import Rendezvous, StepRecord
@@ -22,15 +25,17 @@ from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec, RankEnvironment
 from search_spaces.model import ModelSpec, Workload
 
+MEASUREMENT = Measurement(steps=302, warmup_steps=2)
 MODEL = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 128}
 
 
-def run(folder, telemetry, seconds, clock, pool):
+def run(folder, telemetry, seconds, clock, pool, soak):
     pool = PoolSpec(name="laptop", gpu="cpu", gpus_per_node=1, telemetry=telemetry, **pool)
     workload = Workload(model=ModelSpec(**MODEL), world_size=1, global_batch_size=4, seq_length=32, device="cpu")
     launcher = MegatronCoreLauncher()
     job = launcher.job(workload, TrialConfig(precision="fp32"), steps=100_000, seed=1)
     devices = NodeGpus(pool, ())
+    settling = Settling(Soaking(**soak), MEASUREMENT, 100_000, devices.slopes_c_per_min) if soak else None
     supervised = Supervised(RankEnvironment(env={"OMP_NUM_THREADS": "1"}), preload=launcher.preload)
     launch = LaunchRequest(
         trial="telemetry",
@@ -51,11 +56,13 @@ def run(folder, telemetry, seconds, clock, pool):
                     partial.write_text(f"{item.time_s!r}\n")
                     partial.rename(clock)
                     stop_s[0] = time.monotonic() + seconds
+                if settling and settling.stepped(item):
+                    stop_s[0] = 0.0
             else:
                 (measured if isinstance(item, NodeTelemetry) else ends).append(item)
     finally:
         supervised.close()
-    (folder / "trial.pickle").write_bytes(pickle.dumps((steps, measured, ends[0])))
+    (folder / "trial.pickle").write_bytes(pickle.dumps((steps, measured, ends[0], settling and settling.ended())))
 
 
 def play(folder: Path, environment: dict[str, str], telemetry: dict, seconds: float, **pool):
@@ -63,16 +70,27 @@ def play(folder: Path, environment: dict[str, str], telemetry: dict, seconds: fl
 
     `pool` holds further fields of the trial's pool.
     """
+    steps, measured, end, _ = _play(folder, environment, telemetry, seconds, pool=pool)
+    return steps, measured, end, float((folder / "clock").read_text())
+
+
+def play_warm(folder: Path, environment: dict[str, str], telemetry: dict, soak: dict, seconds: float):
+    """Run it until its GPUs are warm and it is measured, for `seconds` at most; steps, telemetry, and from where on steps count."""
+    steps, measured, _, settled = _play(folder, environment, telemetry, seconds, soak=soak)
+    return steps, measured, settled
+
+
+def _play(folder, environment, telemetry, seconds, pool=None, soak=None):
     folder.mkdir(parents=True, exist_ok=True)
-    clock = folder / "clock"
-    arguments = {"folder": str(folder), "telemetry": telemetry, "seconds": seconds, "clock": str(clock), "pool": pool}
+    arguments = {"folder": str(folder), "telemetry": telemetry, "seconds": seconds, "clock": str(folder / "clock")}
+    arguments |= {"pool": pool or {}, "soak": soak}
     command = [sys.executable, "-m", "tests.telemetry.megatron_trial", json.dumps(arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    steps, measured, end = pickle.loads((folder / "trial.pickle").read_bytes())
-    return steps, measured, end, float(clock.read_text())
+    return pickle.loads((folder / "trial.pickle").read_bytes())
 
 
 if __name__ == "__main__":
     values = json.loads(sys.argv[1])
-    run(Path(values["folder"]), values["telemetry"], values["seconds"], Path(values["clock"]), values["pool"])
+    clock = Path(values["clock"])
+    run(Path(values["folder"]), values["telemetry"], values["seconds"], clock, values["pool"], values["soak"])

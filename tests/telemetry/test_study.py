@@ -13,6 +13,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from autotune.records import Phase
 from autotune.results import read_results
 from autotune.state_folder import StateFolder
 from launchers.outcome import Outcome
@@ -26,26 +27,32 @@ STUDY = {
     "baseline": {"precision": "fp32"},
     "search": {"micro_batch_size": [1, 2]},
     "budget": {"trials": 2},
+    "confirm": {"soak": {"timeout_s": 0}},
     "measurement": {"steps": 12, "warmup_steps": 2, "interval": 0, "foreign_cpu_fraction": 1.0},
 }
 
 
-@pytest.mark.acceptance
-@pytest.mark.timeout(400)
-def test_power_and_throttling_reach_the_record_and_mlflow(tmp_path):
-    script = Scenario(H100, 3).set(1, "active_270", 1).set(1, "reasons", 0x40).set(2, "power_mw", 650_000)
+def run(tmp_path, script, **changes):
+    """The study's folder and its records."""
     values = environment(script, folder=tmp_path)
     telemetry = {"vendors": ["nvidia"], "gpus": ["0", "GPU-00000001"], "env": values}
     pools = [{"name": "laptop", "gpu": "cpu", "gpus_per_node": 1, "telemetry": telemetry}]
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump({**STUDY, "pools": pools}))
+    file.write_text(yaml.safe_dump({**STUDY, **changes, "pools": pools}))
     command = [sys.executable, "-m", "autotune.cli", "tune", str(file), "--state", str(tmp_path / "state")]
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
     folder = StateFolder(tmp_path / "state" / "measured")
-    records = read_results(folder.read_spec(), folder)[0].records
+    return folder, read_results(folder.read_spec(), folder)[0].records
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_power_and_throttling_reach_the_record_and_mlflow(tmp_path):
+    script = Scenario(H100, 3).set(1, "active_270", 1).set(1, "reasons", 0x40).set(2, "power_mw", 650_000)
+    folder, records = run(tmp_path, script)
     assert len(records) >= 2
     for record in records:
         assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
@@ -116,3 +123,22 @@ def autotune(*words):
     own = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, "-m", "autotune.cli", *map(str, words)]
     return subprocess.run(command, env=own, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_confirming_trials_run_on_until_temperatures_have_come_to_rest(tmp_path):
+    """All GPUs stay at 50 degrees, so the first window of 4 seconds shows it; the program is asked for steps of 12 seconds."""
+    soak = {"timeout_s": 12, "window_s": 4, "slope_c_per_min": 1}
+    _, records = run(tmp_path, Scenario(H100, 3), confirm={"top": 1, "repeats": 2, "steps": 12, "soak": soak})
+    confirming = [record for record in records if record.phase is Phase.CONFIRM]
+    assert len(confirming) >= 2
+    for record in confirming:
+        assert record.outcome is Outcome.COMPLETED
+        assert record.environment["telemetry.heat"].startswith("settled after ")
+        assert record.metrics["soak_s"] >= 4.0
+        assert len(record.steps) == record.metrics["soak_steps"] + 10
+        assert record.metrics.get("temperature_slope_c_per_min", 0.0) == 0.0
+    for record in records:
+        assert ("telemetry.heat" in record.environment) == (record.phase is Phase.CONFIRM)
+        assert record.metrics["start_temperature_c"] == 50.0
