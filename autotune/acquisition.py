@@ -124,17 +124,16 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         seed: Of the candidates drawn at random where there are many.
         modelled: Model of the scores, and what it expects of running trials; none = a residual model of `seen.scores`.
     """
-    out_of_memory = np.array(seen.out_of_memory, dtype=np.intp)
-    fits = np.ones(len(view.score))
-    if view.memory:
-        peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
-        fits = view.memory.fits(out_of_memory, np.array(seen.rows, dtype=np.intp), peaks)
+    out_of_memory, fitted = np.array(seen.out_of_memory, dtype=np.intp), np.array(seen.rows, dtype=np.intp)
+    peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
+    roughly_fits = view.memory.fits(out_of_memory, fitted, peaks) if view.memory else np.ones(len(view.score))
     model, believed = modelled or believing(view.features, view.score, seen, seen.scores, seen.noise)
     limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
-    kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(fits)))
-    short = shortlist(rows, model.rough_mean() + np.log(fits + _NO_CHANCE) + kept_roughly, seed)
+    kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(roughly_fits)))
+    short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + kept_roughly, seed)
+    fits = view.memory.fits_as_measured(view.features, out_of_memory, fitted, peaks, short) if view.memory else np.ones(len(short))
     keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
-    runs = fits[short] * _succeeds(view, seen, short)
+    runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
     afforded = 1.0 - keeps <= seen.risk(view.limits)
     allowed = afforded if afforded.any() else np.ones_like(afforded)
@@ -143,7 +142,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         row=int(short[place]),
         score=float(belief.mean[place]),
         improvement=improvement,
-        fits=float(fits[short[place]]),
+        fits=float(fits[place]),
         runs=float(runs[place]),
         keeps=float(keeps[place]),
         chance_of_gain=_chance_of_gain(belief, chance, seen.best(view.limits)),
@@ -203,9 +202,10 @@ def believing(
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
-    """Probability that each of the short list does not fail, whatever the cause."""
-    ends = [False] * len(seen.rows) + [True] * len(seen.failed)
-    return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
+    """Probability that each of the short list does not fail; running out of memory apart where memory is predicted."""
+    failed = [row for row in seen.failed if row not in seen.out_of_memory] if view.memory else seen.failed
+    ends = [False] * len(seen.rows) + [True] * len(failed)
+    return succeeds(view.features.knobs, np.array(seen.rows + failed, dtype=np.intp), ends, short)
 
 
 def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
@@ -213,7 +213,8 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     values = np.array([metrics.get(judged_on(limit.metric, metrics), 0.0) for metrics in seen.metrics])
     known = values > 0
     rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
-    return ResidualModel(view.features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES)
+    features = view.features.stretching(limit.predicted)
+    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES)
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 
-from autotune.residual_model import Floats, Rows, smooth
+from autotune.residual_model import LIMIT_HYPOTHESES, Features, Floats, ResidualModel, Rows, smooth
 from search_spaces.columns import Ints
 
 SPREAD = 0.05
@@ -24,6 +24,10 @@ LARGER_THAN_OOM = 0.05
 _FAILURES_VARIANCE = 0.2
 _FAILURES_SLOPE = 0.04  # variance of what one step of one knob's scale adds
 _LEAST = 0.02
+_FEWEST_PEAKS = 3
+_PEAK_NOISE = 0.01
+_BEYOND = 0.1
+"""How far the peak of a trial that ran out of memory is taken to be above the device's memory, and how sure that is: logarithms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,41 @@ class Memory:
             fitted: Candidates that did not.
             measured: Logarithms of the peaks measured on these, NaN where there is none.
         """
+        weights = self._weights(out_of_memory, fitted, measured)
+        grid = np.linspace(-1.0, 1.0, 401)
+        below = norm.cdf(-(grid[:, None, None] + _BIASES) / np.array(list(_SPREADS))[:, None])
+        found: Floats = np.interp(self.load, grid, np.einsum("gsb,sb->g", below, weights))
+        found[self.larger_than(out_of_memory)] *= 1.0 - float(weights[0].sum()) * (1.0 - LARGER_THAN_OOM)
+        return found
+
+    def fits_as_measured(self, features: Features, out_of_memory: Rows, fitted: Rows, measured: Floats, rows: Rows) -> Floats:
+        """Probability that some candidates fit, (len(rows),), where measured peaks may not follow the predicted ones.
+
+        As far as they do, `fits` tells it. Else a residual model of the peaks does, in which one that ran out of memory counts as
+        somewhat larger than the device.
+
+        Args:
+            features: What the model sees of every candidate.
+            out_of_memory: As for `fits`.
+            fitted: As for `fits`.
+            measured: As for `fits`.
+            rows: The candidates asked about.
+        """
+        by_load, known = self.fits(out_of_memory, fitted, measured)[rows], np.isfinite(measured)
+        if self.allocated is None or known.sum() < _FEWEST_PEAKS:
+            return by_load
+        trusted = float(self._weights(out_of_memory, fitted, measured)[0].sum())
+        if trusted > 1.0 - _LEAST:
+            return by_load
+        most = self.allocated - self.load
+        peaks = np.concatenate([measured[known], most[out_of_memory] + _BEYOND])
+        noise = np.concatenate([np.full(int(known.sum()), _PEAK_NOISE), np.full(len(out_of_memory), _BEYOND)])
+        tried = np.concatenate([fitted[known], out_of_memory])
+        model = ResidualModel(features.stretching(self.allocated), self.allocated, tried, peaks, noise, LIMIT_HYPOTHESES)
+        return trusted * by_load + (1.0 - trusted) * model.belief(rows).probability_below(most[rows])
+
+    def _weights(self, out_of_memory: Rows, fitted: Rows, measured: Floats | None) -> Floats:
+        """Probability of each spread and bias, (spreads, biases)."""
         spreads = np.array(list(_SPREADS))[:, None]
         logs = np.log(list(_SPREADS.values()))[:, None] + norm.logpdf(_BIASES, scale=_BIAS)
         logs = logs + norm.logcdf((self.load[out_of_memory][:, None, None] + _BIASES) / spreads).sum(axis=0)
@@ -58,13 +97,7 @@ class Memory:
         if measured is not None and self.allocated is not None:
             logs = logs + _scatter_log(measured - self.allocated[fitted], spreads)
         weights = np.exp(logs - logs.max())
-        weights /= weights.sum()
-        grid = np.linspace(-1.0, 1.0, 401)
-        probability = np.einsum("gsb,sb->g", norm.cdf(-(grid[:, None, None] + _BIASES) / spreads), weights)
-        found: Floats = np.interp(self.load, grid, probability)
-        trusted = float(weights[0].sum())
-        found[self.larger_than(out_of_memory)] *= 1.0 - trusted * (1.0 - LARGER_THAN_OOM)
-        return found
+        return np.asarray(weights / weights.sum())
 
     def larger_than(self, out_of_memory: Rows) -> np.ndarray:
         """Where a candidate is predicted at least as large as one of these under the same recompute, bool (rows,)."""

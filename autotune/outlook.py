@@ -17,6 +17,7 @@ from search_spaces.candidates import CandidateTable, pack
 from search_spaces.prediction import Predictions
 
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
+_LIMITS = ("gpu_power_limit_w", "sm_clock_limit_mhz")
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -118,17 +119,21 @@ def knob_features(table: CandidateTable) -> Floats:
     Data parallel size and number of micro-batches, which follow from the knobs, are knobs here: much of a step depends on them.
     """
     columns = table.columns
-    scales = [_scale(table.choices[name])[table.index_matrix[:, place]] for place, name in enumerate(table.knobs)]
+    scales = [_scale(name, table.choices[name])[table.index_matrix[:, place]] for place, name in enumerate(table.knobs)]
     derived = [np.log2(np.broadcast_to(np.maximum(number, 1), (len(table),))) for number in (columns.dp, columns.micro_batches)]
     found = np.stack([*scales, *derived], axis=1).astype(np.float64)
     return found[:, np.ptp(found, axis=0) > 0] if len(table) else found
 
 
-def _scale(choices: tuple[Any, ...]) -> Floats:
-    """A place on the axis of a knob for each of its choices."""
-    if all(choice is None or type(choice) is int for choice in choices):
-        return np.log2([max(choice or 1, 1) for choice in choices])
-    return np.arange(len(choices), dtype=np.float64)
+def _scale(name: str, choices: tuple[Any, ...]) -> Floats:
+    """A place on the axis of a knob for each of its choices; no limit lies a step above the highest one."""
+    if not all(choice is None or type(choice) is int for choice in choices):
+        return np.arange(len(choices), dtype=np.float64)
+    numbers = sorted({choice for choice in choices if choice})
+    none = 1
+    if name in _LIMITS and numbers:
+        none = numbers[-1] * numbers[-1] // numbers[-2] if len(numbers) > 1 else 2 * numbers[-1]
+    return np.log2([max(none if choice is None else choice, 1) for choice in choices])
 
 
 def _shares(predictions: Predictions) -> Floats:

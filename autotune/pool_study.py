@@ -89,8 +89,9 @@ class PoolStudy:
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
         self.starts = Starts.of(spec, pool, self.candidates, self.refit)
-        # The sampler learns what predictions miss by itself: one that moved under it would be corrected twice.
-        self._sampler = candidate_sampler(spec, self.candidates, predictions or cache(self.refit.predictions))
+        # The sampler learns what predictions miss by itself: ones that moved under it would be corrected twice.
+        self._first_predictions = predictions or cache(self.refit.predictions)
+        self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions)
         self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table), directions(spec))
         self._attempts = Attempts()
         self._baseline_due = True
@@ -283,6 +284,7 @@ class PoolStudy:
                 self._optuna.tell(frozen.number, state=TrialState.FAIL)
             if record is not None:
                 self.refit.learn(record)
+                self._first_predictions()  # after the first trial, as when it had ended
                 self._take_over(record)
         return ledger
 

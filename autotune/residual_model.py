@@ -43,22 +43,27 @@ class Hypothesis(NamedTuple):
         stretch: Of the stretch.
         knobs: Of the knobs' smooth function.
         slopes: Of a knob's own effect per step of its scale, whatever the others are.
+        weight: Before any trial, in proportion to the others.
     """
 
     parts: float
     stretch: float
     knobs: float
     slopes: float = 0.0
+    weight: float = 1.0
 
 
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
+    Hypothesis(0.3, 1.0, 0.1, slopes=0.1, weight=0.05),
+    Hypothesis(1.0, 1.0, 0.1, slopes=0.2, weight=0.05),
 )
+"""The last two, in which every knob acts by itself, need many trials to be told from chance: few would mislead them."""
 LIMIT_HYPOTHESES = (
     *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
-    Hypothesis(0.3, 0.3, 0.3),
-    Hypothesis(0.3, 0.3, 0.05, slopes=0.1),
+    Hypothesis(0.3, 1.0, 0.3),
+    Hypothesis(0.3, 1.0, 0.05, slopes=0.1),
 )
 """Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
 
@@ -93,7 +98,7 @@ class Features:
     """What the model sees of every candidate.
 
     Attributes:
-        matrix: (rows, features): shares of the step's parts, the centred predicted score, the scaled knobs.
+        matrix: (rows, features): shares of the step's parts, the centred prediction, the scaled knobs.
         parts: Number of parts.
     """
 
@@ -110,6 +115,12 @@ class Features:
     def knobs(self) -> Floats:
         """The scaled knobs, (rows, knobs)."""
         return self.matrix[:, self.parts + 1 :]
+
+    def stretching(self, predicted: Floats) -> Features:
+        """The same candidates for another prediction, whose own range may be stretched."""
+        matrix = self.matrix.copy()
+        matrix[:, self.parts] = predicted - np.median(predicted)
+        return Features(matrix, self.parts)
 
     def kernel(self, hypothesis: Hypothesis) -> Kernel:
         """The covariance of the residuals under a hypothesis."""
@@ -181,7 +192,8 @@ class ResidualModel:
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
         every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in hypotheses]
-        logs = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
+        shown = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
+        logs = shown + np.log([hypothesis.weight for hypothesis in hypotheses])
         weights = np.exp(logs - logs.max())
         kept = weights >= _NEGLIGIBLE * weights.sum()
         self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]

@@ -67,10 +67,10 @@ class Recording:
     def __init__(
         self,
         sampler: Sampler,
-        meter: WallMeter | None,
         charged: frozenset[str],
         sensors: dict[str, Sensor],
         problems: dict[str, str],
+        meter: WallMeter | None = None,
     ) -> None:
         self._sampler = sampler
         self._meter = meter
@@ -185,7 +185,7 @@ class NodeGpus:
             if meter is not None:
                 meter.start()
                 stack.callback(meter.halt)
-            self._recording = Recording(sampler, meter, frozenset(self._charged), dict(self._sensors), dict(self._problems))
+            self._recording = Recording(sampler, frozenset(self._charged), dict(self._sensors), dict(self._problems), meter)
             yield self._recording
 
     def slopes_c_per_min(self, start_s: float, end_s: float) -> list[float | None]:

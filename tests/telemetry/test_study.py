@@ -74,7 +74,7 @@ def _check_mlflow(folder, records):
         assert "telemetry.parquet" in {item.path for item in client.list_artifacts(run.info.run_id)}
         points = client.get_metric_history(run.info.run_id, "telemetry/power_w")
         record = next(one for one in records if str(one.number) == run.data.tags["autotune.number"])
-        assert len(points) > 10
+        assert len(points) >= 5
         assert all(record.started_s * 1000 <= point.timestamp <= record.ended_s * 1000 for point in points)
         assert max(point.value for point in points) == pytest.approx(600.0, rel=0.01)
 
