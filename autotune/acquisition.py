@@ -34,6 +34,8 @@ GAIN = 0.01
 """A candidate that beats the best by less is no gain worth a trial."""
 RISK = 0.1
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
+LEAST_RISK = 0.03
+"""What remains after more crossings than were afforded: the models were too sure."""
 FREE = 5
 """The first trials may cross limits: nothing tells yet where these lie."""
 _ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
@@ -71,11 +73,11 @@ class Seen:
         return max(within, default=-math.inf)
 
     def risk(self, limits: tuple[Limit, ...]) -> float:
-        """Chance of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `RISK` itself."""
+        """Chance of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `LEAST_RISK`."""
         if len(self.rows) < FREE:
             return 1.0
         crossings = sum(not _within(limits, metrics) for metrics in self.metrics[FREE:])
-        return max(RISK, RISK * (len(self.rows) + 1 - FREE) - crossings)
+        return max(LEAST_RISK, RISK * (len(self.rows) + 1 - FREE) - crossings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +204,9 @@ def believing(
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
-    """Probability that each of the short list does not fail; running out of memory apart where memory is predicted."""
-    failed = [row for row in seen.failed if row not in seen.out_of_memory] if view.memory else seen.failed
-    ends = [False] * len(seen.rows) + [True] * len(failed)
-    return succeeds(view.features.knobs, np.array(seen.rows + failed, dtype=np.intp), ends, short)
+    """Probability that each of the short list does not fail, whatever the cause."""
+    ends = [False] * len(seen.rows) + [True] * len(seen.failed)
+    return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
 
 
 def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:

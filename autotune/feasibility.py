@@ -26,7 +26,7 @@ _FAILURES_SLOPE = 0.04  # variance of what one step of one knob's scale adds
 _LEAST = 0.02
 _FEWEST_PEAKS = 3
 _PEAK_NOISE = 0.01
-_BEYOND = 0.1
+_BEYOND = 0.2
 """How far the peak of a trial that ran out of memory is taken to be above the device's memory, and how sure that is: logarithms."""
 
 

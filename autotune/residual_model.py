@@ -5,7 +5,7 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 * an offset, the same for all candidates;
 * an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
 * a stretch of the predicted range: how much of the predicted differences is real;
-* an effect of every knob by itself, and a smooth function of all of them.
+* an effect of every choice of a knob by itself, smaller ones of pairs, or a smooth function of all knobs.
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
@@ -42,30 +42,58 @@ class Hypothesis(NamedTuple):
         parts: Standard deviation of a part's log factor.
         stretch: Of the stretch.
         knobs: Of the knobs' smooth function.
-        slopes: Of a knob's own effect per step of its scale, whatever the others are.
+        alone: Of the effect of each choice of a knob, whatever the others are; of two together a third of that.
         weight: Before any trial, in proportion to the others.
     """
 
     parts: float
     stretch: float
     knobs: float
-    slopes: float = 0.0
+    alone: float = 0.0
     weight: float = 1.0
 
 
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
-    Hypothesis(0.3, 1.0, 0.1, slopes=0.1, weight=0.05),
-    Hypothesis(1.0, 1.0, 0.1, slopes=0.2, weight=0.05),
+    *(Hypothesis(0.0, stretch, 0.0, alone, weight=0.005) for stretch in (0.3, 1.0) for alone in (0.02, 0.06, 0.2)),
 )
-"""The last two, in which every knob acts by itself, need many trials to be told from chance: few would mislead them."""
+"""The last ones, in which every knob acts by itself, need many trials to be told from chance: few would mislead them."""
 LIMIT_HYPOTHESES = (
     *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
     Hypothesis(0.3, 1.0, 0.3),
-    Hypothesis(0.3, 1.0, 0.05, slopes=0.1),
+    *(Hypothesis(0.0, stretch, 0.0, alone) for stretch in (0.3, 1.0) for alone in (0.02, 0.06, 0.2)),
 )
 """Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
+_TOGETHER = 1 / 3
+
+
+class Alike(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
+    """Covariance of sums of independent effects: one of each column's value, and a smaller one of each pair of columns' values.
+
+    With k equal columns k + k (k - 1) / 2 x together^2 (the additive kernel of first and second order of Duvenaud, Nickisch and
+    Rasmussen 2011, over values that are equal or not).
+    """
+
+    def __init__(self, together: float) -> None:
+        self.together = together
+
+    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
+        """Covariances, with an empty gradient where one is asked for."""
+        alike = sum(np.equal.outer(one, other) for one, other in zip(X.T, (X if Y is None else Y).T, strict=True))
+        found = self._effects(np.asarray(alike, dtype=np.float64))
+        return (found, np.empty((*found.shape, 0))) if eval_gradient else found
+
+    def diag(self, X: Floats) -> Floats:  # noqa: N803
+        """Variances."""
+        return np.full(len(X), float(self._effects(np.float64(X.shape[1]))))
+
+    def is_stationary(self) -> bool:
+        """It depends on which values are equal only."""
+        return True
+
+    def _effects(self, alike: Any) -> Any:
+        return alike + alike * (alike - 1.0) / 2.0 * self.together**2
 
 
 class OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
@@ -126,12 +154,13 @@ class Features:
         """The covariance of the residuals under a hypothesis."""
         stretch, width = self.parts, self.matrix.shape[1]
         found = _fixed(_OFFSET) + _fixed(hypothesis.stretch) * OnColumns(_linear(), stretch, stretch + 1)
-        if self.parts:
+        if self.parts and hypothesis.parts:
             found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
         if width > stretch + 1:
-            found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
-            if hypothesis.slopes:
-                found += _fixed(hypothesis.slopes) * OnColumns(_linear(), stretch + 1, width)
+            if hypothesis.knobs:
+                found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
+            if hypothesis.alone:
+                found += _fixed(hypothesis.alone) * OnColumns(Alike(_TOGETHER), stretch + 1, width)
         return found
 
 
@@ -159,8 +188,8 @@ class Belief:
         z = (self.means - best) / self.deviations
         return np.asarray(self.weights @ (self.deviations * (z * norm.cdf(z) + norm.pdf(z))))
 
-    def probability_below(self, bound: float) -> Floats:
-        """Probability that each candidate's value is at most `bound`, (candidates,)."""
+    def probability_below(self, bound: float | Floats) -> Floats:
+        """Probability that each candidate's value is at most `bound`, or its own one, (candidates,)."""
         return np.asarray(self.weights @ norm.cdf((bound - self.means) / self.deviations))
 
 

@@ -1,7 +1,7 @@
 """Searches two twins of a pool under a cap on its watts, and compares what is returned with the truth about every candidate.
 
     python benchmarks/search_twins.py [--studies 50] [--kind physics|table|both] [--methods residual,random,tpe] [--levels LIST]
-                                      [--trials 60] [--first-seed 0] [--workers 1] [--json FILE]
+                                      [--trials 120] [--first-seed 0] [--workers 1] [--json FILE]
 
 Every study is `PoolStudy`'s own loop, driven in this process without Ray: baseline, exploring, confirming. A twin plays each trial
 in virtual time, its steps and GPU readings go through the same measurement as a real trial's. The cap, on the mean watts of all
@@ -182,7 +182,7 @@ def main() -> int:
     parser.add_argument("--kind", choices=(*KINDS, "both"), default="both")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--levels", default=",".join((*LEVELS, GUARDED)))
-    parser.add_argument("--trials", type=int, default=60)
+    parser.add_argument("--trials", type=int, default=120)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
