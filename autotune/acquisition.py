@@ -137,8 +137,8 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
     runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
-    afforded = 1.0 - keeps <= seen.risk(view.limits)
-    allowed = afforded if afforded.any() else np.ones_like(afforded)
+    crosses = 1.0 - keeps
+    allowed = crosses <= max(seen.risk(view.limits), float(crosses.min()))
     place, improvement = _best_place(belief, chance, allowed, seen.best(view.limits), believed, len(seen.rows))
     return Choice(
         row=int(short[place]),

@@ -248,7 +248,7 @@ def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
 
     assert risk(*[crossed] * 4) == 1.0
     assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(0.5)
-    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == pytest.approx(0.1)
+    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == acquisition.LEAST_RISK
     assert risk(*[crossed] * 5, *[kept] * 24, crossed, crossed) == pytest.approx(0.7)
 
 
