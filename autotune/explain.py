@@ -143,5 +143,8 @@ def _importance(measured: dict[int, float], table: CandidateTable) -> dict[str, 
         study.add_trial(optuna.create_trial(value=float(np.log(measured[row])), params=params, distributions=space))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+        try:
+            shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+        except RuntimeError:  # its trees found no difference: few trials, or all alike
+            return {}
     return dict(shares)

@@ -31,6 +31,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "no limit on power lies above the highest one",
+        "autotune/outlook.py",
+        "if name in _LIMITS and numbers:",
+        "if name in () and numbers:",
+        "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
+        "where no risk is left, the least risky candidate goes first",
+        "autotune/acquisition.py",
+        "max(seen.risk(view.limits), float(crosses.min()))",
+        "max(seen.risk(view.limits), 1.0)",
+        "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
+        "where predictions say nothing of memory, measured peaks do",
+        "autotune/feasibility.py",
+        "return trusted * by_load + (1.0 - trusted)",
+        "return by_load + 0.0 * (1.0 - trusted)",
+        "tests/autotune/test_feasibility.py",
+    ),
+    Mutation(
+        "the error that few steps leave in a median is no spread between runs",
+        "autotune/run_spread.py",
+        "for median, _ in runs) - errors)",
+        "for median, _ in runs) - 0.0 * errors)",
+        "tests/autotune/test_run_spread.py",
+    ),
+    Mutation(
+        "a resumed study predicts as it did before",
+        "autotune/pool_study.py",
+        "self._first_predictions()  # after",
+        "None  # after",
+        "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
         "a trial that lacks a term of a front is told as FAIL",
         "autotune/telling.py",
         "if len(values) != len(study.directions):",

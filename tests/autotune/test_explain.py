@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -69,3 +71,8 @@ def test_a_basin_is_broad_or_sharp(table: CandidateTable) -> None:
 def test_few_trials_say_nothing_of_importance(table: CandidateTable) -> None:
     records = [measured(table.config(row)) for row in range(4)]
     assert explain(fastest(records), records, table).importance == {}
+
+
+def test_trials_that_are_all_alike_say_nothing_of_importance_and_stop_nothing(table: CandidateTable) -> None:
+    records = [replace(measured(table.config(row)), metrics={"tokens_per_s_per_gpu": 5.0}) for row in range(len(table))]
+    assert explain(records[0], records, table).importance == {}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.feasibility import LARGER_THAN_OOM, Memory, succeeds
+from autotune.residual_model import Features
 
 LOAD = np.log(np.array([0.5, 0.8, 0.95, 1.0, 1.05, 1.4]))
 NONE = np.array([], dtype=np.intp)
@@ -70,3 +71,27 @@ def test_neighbours_of_failures_are_less_likely_than_those_of_successes():
     chance = succeeds(KNOBS, np.array([0, 1, 14, 15]), [True, True, False, False], EVERY)
     assert chance[4] < 0.6 < chance[11]
     assert np.all(chance > 0)
+
+
+def test_where_predictions_say_nothing_of_memory_measured_peaks_do():
+    """What is predicted small needs most: seven peaks and one out-of-memory turn the verdict round."""
+    load = np.log(np.linspace(0.4, 1.4, 24))
+    knobs = np.repeat(np.arange(4.0), 6)[:, None]
+    needs = np.log(np.array([1.6, 1.2, 0.8, 0.4]))[knobs[:, 0].astype(int)]
+    fitted, oom, others = np.array([12, 14, 16, 18, 20, 22, 23]), np.array([0]), np.array([3, 5, 13, 15, 19, 21])
+    told, features = Memory(load, np.zeros(24, dtype=np.int64), load), Features.of(load, np.zeros((24, 0)), knobs)
+    by_load = told.fits(oom, fitted, needs[fitted])[others]
+    found = told.fits_as_measured(features, oom, fitted, needs[fitted], others)
+    assert np.all(found[:2] < 0.5)
+    assert np.all(found[2:] > 0.8)
+    assert found[-1] > by_load[-1]
+
+
+def test_where_peaks_follow_the_prediction_it_stands():
+    fitted, oom = np.array([0, 0, 1, 1, 2]), np.array([4])
+    told = Memory(LOAD, np.zeros(len(LOAD), dtype=np.int64), LOAD)
+    features = Features.of(LOAD, np.zeros((len(LOAD), 0)), np.arange(6.0)[:, None])
+    peaks = LOAD[fitted] + 0.01 * np.array([1, -1, 1, -1, 1])
+    rows = np.arange(len(LOAD))
+    assert told.fits_as_measured(features, oom, fitted, peaks, rows) == pytest.approx(told.fits(oom, fitted, peaks), abs=0.05)
+    assert told.fits_as_measured(features, oom, fitted[:2], peaks[:2], rows) == pytest.approx(told.fits(oom, fitted[:2], peaks[:2]))

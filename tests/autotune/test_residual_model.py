@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.residual_model import HYPOTHESES, NOISE, Belief, Features, ResidualModel
+from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Alike, Belief, Features, ResidualModel
 
 RANDOM = np.random.default_rng(0)
 SHARES = RANDOM.dirichlet(np.ones(4), size=60)
@@ -77,3 +77,39 @@ def test_expected_improvement_of_a_certain_gain_is_the_gain():
     belief = Belief(np.array([[1.0, 0.0]]), np.full((1, 2), 1e-6), np.ones(1))
     assert belief.expected_improvement(0.5) == pytest.approx([0.5, 0.0], abs=1e-5)
     assert belief.probability_below(0.5) == pytest.approx([0.0, 1.0])
+
+
+def test_what_is_alike_by_hand():
+    """Three equal columns are three effects and three pairs of them."""
+    rows = np.array([[1.0, 2.0, 3.0], [1.0, 2.0, 0.0], [9.0, 9.0, 9.0]])
+    found = Alike(0.5)(rows)
+    assert found[0].tolist() == [3 + 3 * 0.25, 2 + 0.25, 0.0]
+    assert np.diag(found) == pytest.approx(Alike(0.5).diag(rows))
+    assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_effects_of_choices_are_learned_where_the_prediction_says_nothing():
+    """Every choice has an effect of its own, and nothing is as predicted: half of the candidates tell the others."""
+    numbers = np.random.default_rng(3)
+    effects = numbers.normal(0.0, 0.2, size=(3, 4))
+    truth = sum(effects[knob, KNOBS[:, knob].astype(int)] for knob in range(3))
+    rows = numbers.permutation(60)[:30]
+    features = Features.of(PREDICTED, SHARES, KNOBS).stretching(PREDICTED)
+    others = np.setdiff1d(EVERY, rows)
+
+    def error(hypotheses):
+        found = ResidualModel(features, PREDICTED, rows, truth[rows], np.full(30, 0.005), hypotheses)
+        return np.sqrt(np.mean((found.belief(others).mean - truth[others]) ** 2))
+
+    assert error(LIMIT_HYPOTHESES) < 0.05
+    assert error(LIMIT_HYPOTHESES) < 0.5 * error([one for one in LIMIT_HYPOTHESES if not one.alone])
+
+
+def test_another_prediction_is_stretched_by_itself():
+    """Watts of which only half of the predicted range is real, as the trials show."""
+    watts = np.random.default_rng(4).normal(0.0, 0.5, size=60)
+    features = Features.of(PREDICTED, SHARES, KNOBS)
+    rows = np.arange(8)
+    found = ResidualModel(features.stretching(watts), watts, rows, 0.5 * watts[rows], np.full(8, 0.005), LIMIT_HYPOTHESES)
+    assert found.belief(EVERY).mean == pytest.approx(0.5 * watts, abs=0.08)
+    assert features.matrix[:, features.parts] == pytest.approx(PREDICTED - np.median(PREDICTED))

@@ -145,6 +145,34 @@ def test_running_trials_spread_the_next_ones_over_the_knobs():
     assert _spread(batch(told=True)) > 1.05 * _spread(batch(told=False))
 
 
+def test_no_limit_on_power_lies_above_the_highest_one():
+    """300, 400 and 500 W are 0.42 and 0.32 apart on a scale of doublings; none lies as far above 500 W as that does above 400 W."""
+    search = {**SEARCH, "gpu_power_limit_w": ["none", 300, 400, 500], "num_virtual_stages_per_pipeline_rank": ["none", 2]}
+    table = gpu_study(search=search).table
+    scale = {}
+    for name in ("gpu_power_limit_w", "num_virtual_stages_per_pipeline_rank"):
+        places = table.index_matrix[:, table.knobs.index(name)]
+        column = next(one for one in knob_features(table).T if len(np.unique(np.stack([places, one]), axis=1).T) == len(set(one)))
+        scale[name] = {table.choices[name][place]: value for place, value in zip(places, column, strict=True)}
+    watts, stages = scale["gpu_power_limit_w"], scale["num_virtual_stages_per_pipeline_rank"]
+    assert watts[None] - watts[500] == pytest.approx(np.log2(500 / 400))
+    assert watts[400] - watts[300] == pytest.approx(np.log2(400 / 300))
+    assert stages.get(None, 0.0) == 0.0
+
+
+def test_where_no_risk_is_left_the_surest_to_keep_the_limit_goes_first():
+    study = gpu_study()
+    view = outlook_of(study.table, truth())
+    limit = Limit("watts", np.linspace(0.05, 0.5, len(study.table)), 0.0)
+    seen = Seen(rows=[9] * 8, scores=[0.1] * 8, noise=[0.02] * 8, metrics=[{"watts": 1.1}] * 8, metrics_noise=[0.005] * 8)
+    view = replace(view, limits=(limit,))
+    assert seen.risk(view.limits) == acquisition.LEAST_RISK
+    rows = np.arange(10, len(study.table), 5)
+    every = [choose(view, seen, np.array([row]), (0, 0)).keeps for row in rows]
+    assert max(every) < 1 - acquisition.LEAST_RISK
+    assert choose(view, seen, rows, (0, 0)).keeps == pytest.approx(max(every), abs=1e-3)
+
+
 def _spread(points):
     return float(np.mean([np.linalg.norm(a - b) for i, a in enumerate(points) for b in points[:i]]))
 
