@@ -132,7 +132,7 @@ def _importance(measured: dict[int, float], table: CandidateTable) -> dict[str, 
     """By knob, among those that vary over the measured rows."""
     rows = list(measured)
     varying = [column for column in range(len(table.knobs)) if len(set(table.index_matrix[rows, column].tolist())) > 1]
-    if len(rows) < _FEWEST_FOR_IMPORTANCE or len(varying) < 2:
+    if len(rows) < _FEWEST_FOR_IMPORTANCE or len(varying) < 2 or len(set(measured.values())) == 1:
         return {}
     space: dict[str, optuna.distributions.BaseDistribution] = {
         table.knobs[column]: IntDistribution(0, len(table.choices[table.knobs[column]]) - 1) for column in varying
@@ -145,6 +145,6 @@ def _importance(measured: dict[int, float], table: CandidateTable) -> dict[str, 
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
             shares = get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
-        except RuntimeError:  # its trees found no difference: few trials, or all alike
+        except RuntimeError:  # its trees found no difference
             return {}
     return dict(shares)

@@ -73,6 +73,7 @@ def test_few_trials_say_nothing_of_importance(table: CandidateTable) -> None:
     assert explain(fastest(records), records, table).importance == {}
 
 
-def test_trials_that_are_all_alike_say_nothing_of_importance_and_stop_nothing(table: CandidateTable) -> None:
-    records = [replace(measured(table.config(row)), metrics={"tokens_per_s_per_gpu": 5.0}) for row in range(len(table))]
+@pytest.mark.parametrize("tokens_per_s", [1.0, 5.0])
+def test_trials_that_are_all_alike_say_nothing_of_importance_and_stop_nothing(table: CandidateTable, tokens_per_s: float) -> None:
+    records = [replace(measured(table.config(row)), metrics={"tokens_per_s_per_gpu": tokens_per_s}) for row in range(len(table))]
     assert explain(records[0], records, table).importance == {}
