@@ -41,9 +41,14 @@ python benchmarks/legal_trains.py --cases 200
 python benchmarks/proposal_time.py
 python benchmarks/exhaustive_cpu.py --output exhaustive_cpu.json
 python benchmarks/racing_replay.py exhaustive_cpu.json
+python benchmarks/real_search.py exhaustive_cpu.json
 pytest -m acceptance tests/gpu
 python tests/gpu/one_gpu.py
-python benchmarks/search_twins.py --workers 2
+python benchmarks/search_twins.py --studies 25 --methods residual --workers 2
+pytest -m "" tests/integration/test_confirmed_alone.py
+python benchmarks/accuracy.py "$$PUBLISHED"
+python benchmarks/search_replay.py "$$PUBLISHED" --workers 2
+python benchmarks/search_replay.py "$$PUBLISHED" --workers 2 --misled
 endef
 
 help:  ## Show the targets
@@ -79,7 +84,7 @@ imports: $(STAMP)  ## The direction autotune -> launchers -> search_spaces
 	$(BIN)/lint-imports
 
 export ACCEPTANCE
-acceptance: $(STAMP)  ## Every promise of docs/acceptance.md, by hand: takes about an hour
+acceptance: $(STAMP)  ## Every promise of docs/acceptance.md, by hand: takes a few hours; PUBLISHED=FOLDER for published tables
 	@export PATH="$(abspath $(BIN)):$$PATH"; failed=0; \
 	while IFS= read -r line; do [ -z "$$line" ] || { echo "+ $$line"; bash -c "$$line" || { failed=1; echo "NOT SHOWN: $$line"; }; }; \
 	done <<< "$$ACCEPTANCE"; exit $$failed

@@ -24,6 +24,8 @@ LARGER_THAN_OOM = 0.05
 _FAILURES_VARIANCE = 0.2
 _FAILURES_SLOPE = 0.04  # variance of what one step of one knob's scale adds
 _LEAST = 0.02
+_USUAL_AT_MOST = 0.5
+"""Where nearly all fail, what is far from them must still look better than what is near."""
 _FEWEST_PEAKS = 3
 _PEAK_NOISE = 0.01
 _BEYOND = 0.2
@@ -128,7 +130,7 @@ def succeeds(knobs: Floats, tried: Rows, failed: Sequence[bool], rows: Rows) -> 
     if not any(failed) or not knobs.shape[1]:
         return np.ones(len(rows))
     ends = np.asarray(failed, dtype=np.float64)
-    usual = (ends.sum() + 0.5) / (len(ends) + 2)
+    usual = min((ends.sum() + 0.5) / (len(ends) + 2), _USUAL_AT_MOST)
     kernel = ConstantKernel(_FAILURES_VARIANCE, "fixed") * smooth(knobs.shape[1])
     kernel += ConstantKernel(_FAILURES_SLOPE, "fixed") * DotProduct(0.0, "fixed")
     seen = knobs - knobs[tried].mean(axis=0)

@@ -36,7 +36,7 @@ GUARDED, GUARD_W = "guarded", 500.0
 CONFIDENCE = 0.999
 """Surer than a study's usual 0.95, with which one in twenty would rightly end with a gain left."""
 SHOWN = 0.005
-"""The best that a study is compared with keeps the cap by so much: what is nearer is within the noise of a measurement."""
+"""Share of the cap that the noise of a few measurements hides: watts nearer to it may lie on either side."""
 
 _STEPS, _WARMUP = 12, 2
 _STUDY = {

@@ -95,3 +95,9 @@ def test_where_peaks_follow_the_prediction_it_stands():
     rows = np.arange(len(LOAD))
     assert told.fits_as_measured(features, oom, fitted, peaks, rows) == pytest.approx(told.fits(oom, fitted, peaks), abs=0.05)
     assert told.fits_as_measured(features, oom, fitted[:2], peaks[:2], rows) == pytest.approx(told.fits(oom, fitted[:2], peaks[:2]))
+
+
+def test_where_everything_fails_what_is_far_from_it_looks_better():
+    knobs = np.arange(10.0)[:, None]
+    near, far = succeeds(knobs, np.array([0, 1, 2]), [True] * 3, np.array([1, 9]))
+    assert far > 2 * near
