@@ -43,6 +43,7 @@ def trial(folder, script, charged=("0", "1"), seconds=60.0):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.acceptance
 def test_steps_count_once_the_last_degree_is_gained_and_a_hot_neighbour_is_no_matter(tmp_path):
     """GPU 0 has been warm all the time, GPU 1 warms up, GPU 2 keeps warming up but is not the trial's."""
     script = warming(Scenario(H100, 3).set("*", "temperature", COLD_C), 1).set(0, "temperature", 65)
