@@ -35,8 +35,6 @@ GUARDED, GUARD_W = "guarded", 500.0
 
 CONFIDENCE = 0.999
 """Surer than a study's usual 0.95, with which one in twenty would rightly end with a gain left."""
-SHOWN = 0.005
-"""Share of the cap that the noise of a few measurements hides: watts nearer to it may lie on either side."""
 
 _STEPS, _WARMUP = 12, 2
 _STUDY = {
@@ -149,8 +147,8 @@ class Truth:
         return float(round(np.nanquantile(self.watts, quantile)))
 
     def within(self, cap_w: float, launchable: npt.NDArray[np.bool_]) -> float:
-        """Tokens per second of the best that may be launched and can be shown to keep the cap; 0 where there is none."""
-        return float(self.tokens_per_s[launchable & (self.watts <= cap_w * (1.0 - SHOWN))].max(initial=0.0))
+        """Tokens per second of the best that may be launched and keeps the cap; 0 where there is none."""
+        return float(self.tokens_per_s[launchable & (self.watts <= cap_w)].max(initial=0.0))
 
 
 def _shown(run: Soak, tokens: int) -> tuple[float, float]:

@@ -52,7 +52,7 @@ def run(tmp_path, script, **changes):
 @pytest.mark.timeout(400)
 def test_power_and_throttling_reach_the_record_and_mlflow(tmp_path):
     script = Scenario(H100, 3).set(1, "active_270", 1).set(1, "reasons", 0x40).set(2, "power_mw", 650_000)
-    folder, records = run(tmp_path, script)
+    folder, records = run(tmp_path, script, measurement={**STUDY["measurement"], "steps": 60})
     assert len(records) >= 2
     for record in records:
         assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
@@ -74,7 +74,7 @@ def _check_mlflow(folder, records):
         assert "telemetry.parquet" in {item.path for item in client.list_artifacts(run.info.run_id)}
         points = client.get_metric_history(run.info.run_id, "telemetry/power_w")
         record = next(one for one in records if str(one.number) == run.data.tags["autotune.number"])
-        assert len(points) >= 5
+        assert len(points) > 10
         assert all(record.started_s * 1000 <= point.timestamp <= record.ended_s * 1000 for point in points)
         assert max(point.value for point in points) == pytest.approx(600.0, rel=0.01)
 
