@@ -218,6 +218,14 @@ def show(figures: Mapping[str, Any], configurations: int, near: int, startup_s: 
     Console(width=140).print(table)
 
 
+def study_and_traces(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[StudySpec, Traces]:
+    """What `--study` and the traces' file hold; the program ends with exit code 2 where one of them cannot be read."""
+    try:
+        return load_study(options.study), read(options.traces)
+    except SpecError as error:
+        parser.error(f"{error} ({error.hint})")
+
+
 def main() -> int:
     """Print the table, write JSON; exit code 1 where the promise does not hold, 2 where the traces cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -229,10 +237,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    try:
-        spec, traces = load_study(options.study), read(options.traces)
-    except SpecError as error:
-        parser.error(f"{error} ({error.hint})")
+    spec, traces = study_and_traces(parser, options)
     if spec.baseline not in traces:
         parser.error(f"{options.traces} holds no runs of the baseline of {options.study}: {short(spec.baseline)}")
     trials = min(options.trials or len(traces), len(traces))

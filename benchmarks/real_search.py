@@ -28,15 +28,14 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from autotune.errors import SpecError  # noqa: E402  the repository is no package
-from autotune.pool_study import PoolStudy  # noqa: E402
+from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
 from autotune.racing import SAVED  # noqa: E402
 from autotune.records import Phase, TrialRecord, short  # noqa: E402
 from autotune.results import PoolResults, read_results  # noqa: E402
 from autotune.spec import StudySpec, load_study  # noqa: E402
 from autotune.state_folder import StateFolder  # noqa: E402
 from benchmarks.exhaustive_cpu import STUDY  # noqa: E402
-from benchmarks.racing_replay import read, within_best  # noqa: E402
+from benchmarks.racing_replay import study_and_traces, within_best  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
 from launchers.outcome import Outcome  # noqa: E402
 from search_spaces.config import TrialConfig  # noqa: E402
@@ -129,10 +128,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    try:
-        spec, traces = load_study(options.study), read(options.traces)
-    except SpecError as error:
-        parser.error(f"{error} ({error.hint})")
+    spec, traces = study_and_traces(parser, options)
     near, entries = within_best(traces, spec.measurement.warmup_steps), []
     for seed in range(options.runs):
         with tempfile.TemporaryDirectory() as scratch:
