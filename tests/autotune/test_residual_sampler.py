@@ -303,7 +303,7 @@ class Sure:
         return Belief(self.scores[rows][None], np.full((1, len(rows)), 1e-3), np.ones(1))
 
 
-def choice_at_risk(kept, expected, watts):
+def choice_at_risk(kept, expected, watts, running=()):
     """What is chosen after five free trials and so many more that kept the limit, by sure scores and unsure watts."""
     study = gpu_study()
     view = outlook_of(study.table, truth())
@@ -315,9 +315,9 @@ def choice_at_risk(kept, expected, watts):
     tried = list(range(20, 25 + kept))
     metrics = [{"watts": float(np.exp(limit.predicted[row]))} for row in tried]
     noise = [0.005] * len(tried)
-    seen = Seen(rows=tried, scores=[0.0] * len(tried), noise=noise, metrics=metrics, metrics_noise=noise)
-    modelled = Sure(scores), np.zeros(0)
-    return choose(view, seen, np.arange(len(expected)), (0, 0), modelled)
+    seen = Seen(tried, [0.0] * len(tried), noise, metrics, noise, running=list(running))
+    modelled = Sure(scores), scores[list(running)]
+    return choose(view, seen, np.setdiff1d(np.arange(len(expected)), running), (0, 0), modelled)
 
 
 def test_risk_is_saved_for_what_is_worth_it():
@@ -326,6 +326,14 @@ def test_risk_is_saved_for_what_is_worth_it():
     poor, rich = choice_at_risk(0, expected, watts), choice_at_risk(12, expected, watts)
     assert 1.0 - choice_at_risk(12, expected[:1], watts[:1]).keeps > acquisition.RISK
     assert (poor.row, rich.row) == (2, 0)
+
+
+def test_what_runs_has_taken_its_risk_already():
+    """Two alike that may cross: with risk for one of them, the second waits until the first has ended."""
+    expected, watts = [0.5, 0.51, 0.002], [-0.01, -0.01, -3.0]
+    alone, beside = choice_at_risk(2, expected, watts), choice_at_risk(2, expected, watts, running=[1])
+    assert (alone.row, beside.row) == (1, 2)
+    assert choice_at_risk(6, expected, watts, running=[1]).row == 0
 
 
 def test_a_disturbed_measurement_hardly_counts():
