@@ -240,7 +240,9 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
 
 def _keeps(limits: Sequence[tuple[float, ResidualModel]], rows: Rows) -> Floats:
     """Probability that each of some candidates keeps all limits, given the largest logarithm allowed and the model of each."""
-    return np.prod([np.ones(len(rows)), *(own.belief(rows).probability_below(most) for most, own in limits if len(rows))], axis=0)
+    return np.asarray(
+        np.prod([np.ones(len(rows)), *(own.belief(rows).probability_below(most) for most, own in limits if len(rows))], axis=0)
+    )
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:
