@@ -213,9 +213,9 @@ def status(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False)
     results = read_results(spec, folder)
     if as_json:
         pools = results_json(results, trials=True)
-        _print_json({"driver_pid": int(driver["pid"]) if driver else None, "pools": pools})
+        _print_json({"driver_pid": driver.pid if driver else None, "pools": pools})
         return
-    console.print(f"driver: {'running, pid ' + str(int(driver['pid'])) if driver else 'none is running'}")
+    console.print(f"driver: {f'running, pid {driver.pid}' if driver else 'none is running'}")
     console.print(trial_table([record for result in results for record in result.records if not record.violations]))
     console.print(final_report(results, spec.measurement.warmup_steps))
 
