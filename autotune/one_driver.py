@@ -27,7 +27,7 @@ from autotune.errors import SpecError
 from launchers.process_tree import boot_id, is_alive, read_process
 
 log = logging.getLogger(__name__)
-SEEN_EVERY_S = 5.0
+SEEN_EVERY_S = 10.0
 DEAD_AFTER_S = 30.0
 _LOOK_S = 0.5
 _DRIVER, _SEEN = "driver", "seen_s"
@@ -90,12 +90,25 @@ def only_driver(storage: BaseStorage, studies: Sequence[str], on_lost: Callable[
         yield
 
 
+def running_driver(storage: BaseStorage, study: str) -> Driver | None:
+    """The study's driver, as far as can be told at once: on another machine, one that was seen in the last `DEAD_AFTER_S`."""
+    name = _name_of_drivers(study)
+    if name not in optuna.get_all_study_names(storage):
+        return None
+    for trial in optuna.load_study(study_name=name, storage=storage).get_trials(states=(TrialState.RUNNING,)):
+        driver, seen_s = _read(trial)
+        lives = driver.lives()
+        if lives or (lives is None and time.time() - seen_s < DEAD_AFTER_S):
+            return driver
+    return None
+
+
 class _Drivers:
     """The drivers of one study."""
 
     def __init__(self, storage: BaseStorage, name: str) -> None:
         self._name = name
-        self._study = optuna.create_study(study_name=f"{name}/drivers", storage=storage, load_if_exists=True)
+        self._study = optuna.create_study(study_name=_name_of_drivers(name), storage=storage, load_if_exists=True)
         self._first_look: dict[int, tuple[float, float]] = {}
 
     @contextmanager
@@ -158,10 +171,11 @@ class _Drivers:
         Raises:
             SpecError: where it lives.
         """
-        driver, seen_s = Driver(**trial.user_attrs[_DRIVER]), trial.user_attrs[_SEEN]
-        if driver.lives():
+        driver, seen_s = _read(trial)
+        lives = driver.lives()
+        if lives:
             raise refusal(self._name, driver, time.time() - seen_s)
-        if driver.lives() is False:
+        if lives is False:
             return True
         if trial.number not in self._first_look:
             log.warning("%s: waiting up to %g s for a sign of its driver on %s", self._name, DEAD_AFTER_S, driver.host)
@@ -169,6 +183,15 @@ class _Drivers:
         if seen_s != first_seen_s:
             raise refusal(self._name, driver, 0.0)
         return time.monotonic() - since_s > DEAD_AFTER_S
+
+
+def _name_of_drivers(study: str) -> str:
+    return f"{study}/drivers"
+
+
+def _read(trial: FrozenTrial) -> tuple[Driver, float]:
+    """A driver, and when it last said that it lives, by its own clock."""
+    return Driver(**trial.user_attrs[_DRIVER]), trial.user_attrs[_SEEN]
 
 
 def _machine() -> str:

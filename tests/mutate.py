@@ -381,6 +381,20 @@ MUTATIONS = (
         "tests/autotune/test_state_folder.py",
     ),
     Mutation(
+        "of drivers that start at once one goes on",
+        "autotune/one_driver.py",
+        "if trial.number < before]",
+        "if trial.number < before and before == math.inf or trial.number in self._first_look]",
+        "tests/autotune/test_one_driver.py -k start_at_once",
+    ),
+    Mutation(
+        "a driver elsewhere that says that it lives is not taken for dead",
+        "autotune/one_driver.py",
+        "if seen_s != first_seen_s:",
+        "if False:",
+        "tests/autotune/test_one_driver.py",
+    ),
+    Mutation(
         "infinite metrics never reach MLflow",
         "autotune/tracking/upload.py",
         "return number if math.isfinite(number) else None",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from autotune import one_driver
 from autotune.cli import app
 from autotune.errors import SpecError
-from autotune.one_driver import Driver, only_driver
+from autotune.one_driver import Driver, only_driver, running_driver
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
 from autotune.study import driving
@@ -191,6 +191,17 @@ def test_of_drivers_that_start_at_once_one_goes_on(url, name, machines):
     heard = sorted(race.stdout.readline() for _ in range(6))
     rest, _ = race.communicate(timeout=LIMIT_S)
     assert (heard, rest) == (["held\n"] + 5 * ["refused\n"], "")
+
+
+def test_a_driver_elsewhere_is_shown_as_long_as_it_was_just_seen(url, name, tmp_path, start, monkeypatch):
+    storage = open_storage(url, tmp_path)
+    assert running_driver(storage, name) is None
+    first = start(url, name, "another boot")
+    assert running_driver(storage, name).pid == first.pid
+    first.kill()
+    first.wait()
+    monkeypatch.setattr(one_driver, "DEAD_AFTER_S", 0.0)
+    assert running_driver(storage, name) is None
 
 
 def test_of_drivers_of_several_studies_the_one_that_is_refused_holds_none(tmp_path):
