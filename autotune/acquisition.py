@@ -24,6 +24,7 @@ from autotune.residual_model import (
     ResidualModel,
     Rows,
 )
+from autotune.throttle_metrics import START_TEMPERATURE
 from autotune.wall_metrics import judged_on
 
 SHORTLIST = 1024
@@ -66,6 +67,12 @@ class Seen:
     running: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     out_of_memory: list[int] = field(default_factory=list)
+
+    def warmer_c(self) -> Floats:
+        """How much warmer than usual each trial's GPUs were when it began, degrees; 0 where that is not known."""
+        celsius = np.array([metrics.get(START_TEMPERATURE, np.nan) for metrics in self.metrics])
+        known = np.isfinite(celsius)
+        return np.where(known, celsius - np.median(celsius[known]), 0.0) if known.any() else np.zeros(len(celsius))
 
     def best(self, limits: tuple[Limit, ...]) -> float:
         """Best score within the limits; minus infinity where there is none."""
@@ -193,14 +200,16 @@ def believing(
 ) -> tuple[ResidualModel, Floats]:
     """A residual model with running trials at what is expected of them, and that; `measured` and `noise` are of `seen.rows`."""
     rows, values, spread = np.array(seen.rows, dtype=np.intp), np.array(measured), np.array(noise)
-    model = ResidualModel(features, predicted, rows, values, spread, hypotheses)
+    warmer_c = seen.warmer_c()
+    model = ResidualModel(features, predicted, rows, values, spread, hypotheses, warmer_c)
     if not seen.running:
         return model, np.zeros(0)
     running = np.array(seen.running, dtype=np.intp)
     believed = model.belief(running).mean
     every = np.concatenate([rows, running]), np.concatenate([values, believed])
     spread = np.append(spread, np.full(len(running), NOISE))
-    return ResidualModel(features, predicted, *every, spread, hypotheses), believed
+    warmer_c = np.append(warmer_c, np.zeros(len(running)))
+    return ResidualModel(features, predicted, *every, spread, hypotheses, warmer_c), believed
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
@@ -215,7 +224,8 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     known = values > 0
     rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
     features = view.features.stretching(limit.predicted)
-    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES)
+    warmer_c = seen.warmer_c()[known]
+    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES, warmer_c)
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:

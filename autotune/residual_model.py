@@ -5,7 +5,8 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 * an offset, the same for all candidates;
 * an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
 * a stretch of the predicted range: how much of the predicted differences is real;
-* an effect of every choice of a knob by itself, smaller ones of pairs, or a smooth function of all knobs.
+* an effect of every choice of a knob by itself, smaller ones of pairs, or a smooth function of all knobs;
+* a slope over how warm a trial's GPUs were when it began, which candidates are asked about without: all at the usual temperature.
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
@@ -31,6 +32,7 @@ NOISE = 0.02
 """Standard deviation of a measured logarithm between two runs of one configuration."""
 _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
+_PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
 _NEGLIGIBLE = 0.01  # weight of a hypothesis that is left out
 _KNOBS_AT_UNIT_LENGTH = 5
 
@@ -150,10 +152,15 @@ class Features:
         matrix[:, self.parts] = predicted - np.median(predicted)
         return Features(matrix, self.parts)
 
+    def started(self, rows: Rows, warmer_c: Floats | float) -> Floats:
+        """Some rows of the matrix, with how much warmer than usual their trials began as one more column, degrees."""
+        return np.column_stack([self.matrix[rows], np.broadcast_to(warmer_c, len(rows))])
+
     def kernel(self, hypothesis: Hypothesis) -> Kernel:
-        """The covariance of the residuals under a hypothesis."""
+        """The covariance of the residuals under a hypothesis, over rows as `started` gives them."""
         stretch, width = self.parts, self.matrix.shape[1]
         found = _fixed(_OFFSET) + _fixed(hypothesis.stretch) * OnColumns(_linear(), stretch, stretch + 1)
+        found += _fixed(_PER_DEGREE) * OnColumns(_linear(), width, width + 1)
         if self.parts and hypothesis.parts:
             found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
         if width > stretch + 1:
@@ -204,6 +211,7 @@ class ResidualModel:
         measured: Floats,
         noise: Floats,
         hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+        warmer_c: Floats | float = 0.0,
     ) -> None:
         """Condition every hypothesis on the trials.
 
@@ -214,13 +222,15 @@ class ResidualModel:
             measured: Their scores.
             noise: Standard deviations of these.
             hypotheses: How far the prediction may be off.
+            warmer_c: How much warmer than usual each trial's GPUs were when it began, degrees.
         """
         self._features = features
+        self._seen = features.started(rows, warmer_c)
         self._predicted = predicted
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
-        every = [self._fit(hypothesis, rows, residuals - self._offset, noise) for hypothesis in hypotheses]
+        every = [self._fit(hypothesis, residuals - self._offset, noise) for hypothesis in hypotheses]
         shown = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
         logs = shown + np.log([hypothesis.weight for hypothesis in hypotheses])
         weights = np.exp(logs - logs.max())
@@ -230,8 +240,8 @@ class ResidualModel:
         self._weights = weights[kept] / weights[kept].sum()
 
     def belief(self, rows: Rows) -> Belief:
-        """Score of some candidates."""
-        seen = self._features.matrix[rows]
+        """Score of some candidates, started at the usual temperature."""
+        seen = self._features.started(rows, 0.0)
         found = [process.predict(seen, return_std=True) for process in self._processes]
         shape = len(found), len(rows)  # scikit-learn drops the axis of a single candidate
         residuals, deviations = (np.stack(part).reshape(shape) for part in zip(*found, strict=True))
@@ -248,10 +258,10 @@ class ResidualModel:
                 offset += weight * _OFFSET**2 * float(process.alpha_.sum())
         return np.asarray(self._predicted + offset + features @ slopes)
 
-    def _fit(self, hypothesis: Hypothesis, rows: Rows, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
-        variances = noise**2 if len(rows) else NOISE**2
+    def _fit(self, hypothesis: Hypothesis, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
+        variances = noise**2 if len(residuals) else NOISE**2
         process = GaussianProcessRegressor(self._features.kernel(hypothesis), alpha=variances, optimizer=None)
-        return process.fit(self._features.matrix[rows], residuals) if len(rows) else process
+        return process.fit(self._seen, residuals) if len(residuals) else process
 
 
 def smooth(knobs: int) -> Kernel:

@@ -54,7 +54,7 @@ def summarise_telemetry(telemetry: TrialTelemetry, window: Window | None) -> Sum
     clock_bound_s = max((clock.bound_s for clock in telemetry.clocks), default=0.0)
     metrics, marks = {}, _marks_of_nodes(telemetry, charged)
     if temperatures := _values(charged, throttle_metrics.start_temperature_c):
-        metrics["start_temperature_c"] = max(temperatures)
+        metrics[throttle_metrics.START_TEMPERATURE] = max(temperatures)
     if window is not None and window.length_s > 0:
         parts = (
             _power(charged, window, clock_bound_s),

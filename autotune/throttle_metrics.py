@@ -13,6 +13,8 @@ from launchers.gpu_sample import FAULTS, Throttle
 Flags = NDArray[np.bool_]
 
 COUNTERS, SAMPLED_BITS = "counters", "sampled bits"
+START_TEMPERATURE = "start_temperature_c"
+"""Metric: of a trial's warmest GPU before its ranks start."""
 # Counters of throttling move in steps of up to 100 ms: two growths with less between them are one event.
 _APART_S = 0.25
 _MIN_LOAD = 0.5

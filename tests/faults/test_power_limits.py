@@ -173,6 +173,7 @@ def test_a_limit_outside_of_the_devices_range_is_refused_before_anything_starts(
     assert not study.members()
 
 
+@pytest.mark.acceptance
 def test_a_site_sets_limits_with_its_own_command(power_study, tmp_path):
     script = tmp_path / "site-power"
     script.write_text(f'#!/bin/sh\necho "$1" "$2" >> {tmp_path}/asked\necho "$2"000 > {tmp_path}/study0/nvidia-"$1"\n')

@@ -122,7 +122,8 @@ def test_the_study_runs_on_the_chosen_gpu_alone(report, wanted):
 
 def test_a_command_is_interrupted_at_its_limit_and_killed_where_it_goes_on(monkeypatch):
     sleep = "import time; print('on', flush=True); time.sleep(600)"
-    assert one_gpu.bounded([sys.executable, "-c", sleep], 2.0) == (-2, "on\n")
+    listening = f"import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); {sleep}"  # also under nohup, which has it ignored
+    assert one_gpu.bounded([sys.executable, "-c", listening], 2.0) == (-2, "on\n")
     monkeypatch.setattr(one_gpu, "_END_S", 0.5)
     deaf = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {sleep}"
     assert one_gpu.bounded([sys.executable, "-c", deaf], 2.0) == (-9, "on\n")

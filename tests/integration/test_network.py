@@ -68,6 +68,7 @@ def sockets(process):
         return []
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(400)
 def test_a_study_talks_to_nobody_and_listens_on_loopback_only(real_study):
     study = real_study
