@@ -255,6 +255,13 @@ MUTATIONS = (
         "tests/autotune/test_residual_model.py",
     ),
     Mutation(
+        "what a warm start costs is not held against the candidate",
+        "autotune/residual_model.py",
+        "np.broadcast_to(warmer_c, len(rows))",
+        "np.broadcast_to(0.0, len(rows))",
+        "tests/autotune/test_residual_model.py",
+    ),
+    Mutation(
         "larger than a measured OOM under the same recompute is ranked down",
         "autotune/feasibility.py",
         "found[self.larger_than(out_of_memory)] *= 1.0 - trusted * (1.0 - LARGER_THAN_OOM)",

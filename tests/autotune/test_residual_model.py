@@ -122,7 +122,8 @@ def test_trials_that_began_warm_do_not_speak_against_their_candidates():
     measured = PREDICTED[rows] - 0.002 * (celsius - 45.0)
     features, others = Features.of(PREDICTED, SHARES, KNOBS), np.setdiff1d(EVERY, rows)
     told, untold = (
-        ResidualModel(features, PREDICTED, rows, measured, np.full(16, 0.005), warmer_c=warmer_c) for warmer_c in (celsius - 45.0, 0.0)
+        ResidualModel(features, PREDICTED, rows, measured, np.full(16, 0.005), warmer_c=warmer_c)
+        for warmer_c in (celsius - 45.0, 0.0)
     )
     assert np.std(told.belief(rows).mean - PREDICTED[rows]) < 0.5 * np.std(untold.belief(rows).mean - PREDICTED[rows])
     assert np.std(told.belief(others).mean - PREDICTED[others]) < np.std(untold.belief(others).mean - PREDICTED[others])
