@@ -264,7 +264,7 @@ MUTATIONS = (
     Mutation(
         "larger than a measured OOM under the same recompute is ranked down",
         "autotune/feasibility.py",
-        "found[self.larger_than(out_of_memory)] *= 1.0 - trusted * (1.0 - LARGER_THAN_OOM)",
+        "found[self.larger_than(out_of_memory)] *= 1.0 - float(weights[0].sum()) * (1.0 - LARGER_THAN_OOM)",
         "pass",
         "tests/autotune/test_feasibility.py",
     ),
