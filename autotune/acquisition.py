@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import norm
 
 from autotune.feasibility import succeeds
@@ -33,10 +32,12 @@ FIRST_BY_MEAN = 2
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
 GAIN = 0.01
 """A candidate that beats the best by less is no gain worth a trial."""
-RISK = 0.1
+RISK = 0.08
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
+WORTH_IT = 0.5
+"""A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""
 FREE = 5
 """The first trials may cross limits: nothing tells yet where these lie."""
 _ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
@@ -81,10 +82,11 @@ class Seen:
 
     def risk(self, limits: tuple[Limit, ...]) -> float:
         """Chance of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `LEAST_RISK`."""
-        if len(self.rows) < FREE:
+        launched = len(self.rows) + len(self.failed)
+        if launched < FREE:
             return 1.0
-        crossings = sum(not _within(limits, metrics) for metrics in self.metrics[FREE:])
-        return max(LEAST_RISK, RISK * (len(self.rows) + 1 - FREE) - crossings)
+        crossings = sum(not _within(limits, metrics) for metrics in self.metrics[max(0, FREE - len(self.failed)) :])
+        return max(LEAST_RISK, RISK * (launched + 1 - FREE) - crossings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +146,8 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
     runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
-    crosses = 1.0 - keeps
-    allowed = crosses <= max(seen.risk(view.limits), float(crosses.min()))
-    place, improvement = _best_place(belief, chance, allowed, seen.best(view.limits), believed, len(seen.rows))
+    crosses, risk, best = 1.0 - keeps, seen.risk(view.limits), seen.best(view.limits)
+    place, improvement = _best_place(belief, chance, crosses, risk, best, believed, len(seen.rows))
     return Choice(
         row=int(short[place]),
         score=float(belief.mean[place]),
@@ -154,7 +155,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         fits=float(fits[place]),
         runs=float(runs[place]),
         keeps=float(keeps[place]),
-        chance_of_gain=_chance_of_gain(belief, chance, seen.best(view.limits)),
+        chance_of_gain=_chance_of_gain(belief, chance, best),
         larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
     )
 
@@ -170,13 +171,21 @@ def shortlist(rows: Rows, worth: Floats, seed: tuple[int, ...]) -> Rows:
 
 
 def _best_place(
-    belief: Belief, chance: Floats, allowed: npt.NDArray[np.bool_], best: float, believed: Floats, measured: int
+    belief: Belief, chance: Floats, crosses: Floats, risk: float, best: float, believed: Floats, measured: int
 ) -> tuple[int, float]:
-    """Place of the most promising candidate of those allowed, and the largest expected improvement over the best measured."""
-    throughput = np.where(allowed, belief.mean + np.log(chance), -np.inf)
+    """Place of the most promising candidate that may be risked, and the largest expected improvement over the best measured.
+
+    Risk is saved for what is worth it: a candidate that may well cross a limit is tried where its improvement is near the largest
+    that any candidate promises, and one that costs nothing until enough is saved for it.
+    """
+    least = max(LEAST_RISK, float(crosses.min()))
+    may = crosses <= max(risk, least)
+    throughput = np.where(may, belief.mean + np.log(chance), -np.inf)
     if math.isinf(best) and not len(believed):
         return int(throughput.argmax()), math.inf
-    improvement = np.where(allowed, chance * belief.expected_improvement(max([best, *believed])), 0.0)
+    improvement = chance * belief.expected_improvement(max([best, *believed]))
+    allowed = (crosses <= least) | (may & (improvement >= WORTH_IT * improvement.max()))
+    improvement = np.where(allowed, improvement, 0.0)
     first = measured < FIRST_BY_MEAN and not len(believed)
     place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else improvement).argmax())
     return place, float(improvement.max()) if math.isfinite(best) else math.inf

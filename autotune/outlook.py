@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -101,14 +101,14 @@ def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
 
 def outlook_of(table: CandidateTable, predictions: Predictions | None, expects: Expects = Expects(_THROUGHPUT, {})) -> Outlook:
     """The table with its predictions."""
-    knobs = knob_features(table)
+    knobs, following = knob_features(table), _following(table).shape[1]
     if predictions is None:
         nothing = np.zeros(len(table))
-        return Outlook(nothing, Features.of(nothing, np.zeros((len(table), 0)), knobs), None)
+        return Outlook(nothing, Features.of(nothing, np.zeros((len(table), 0)), knobs, following), None)
     score = expects.score(predictions)
     load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
     recompute = pack([table.columns.column(name) for name in _RECOMPUTE], len(table))
-    features = Features.of(score, _shares(predictions), knobs)
+    features = Features.of(score, _shares(predictions), knobs, following)
     memory = Memory(load, recompute, np.log(predictions.memory.memory_gib))
     return Outlook(score, features, memory, expects.bounds(predictions))
 
@@ -116,13 +116,22 @@ def outlook_of(table: CandidateTable, predictions: Predictions | None, expects: 
 def knob_features(table: CandidateTable) -> Floats:
     """The knobs on scales where steps matter about equally, (rows, knobs): base-2 logarithms of whole numbers, places of others.
 
-    Data parallel size and number of micro-batches, which follow from the knobs, are knobs here: much of a step depends on them.
+    Last come the data parallel size and the number of micro-batches, which follow from the others: much of a step depends on them.
     """
-    columns = table.columns
     scales = [_scale(name, table.choices[name])[table.index_matrix[:, place]] for place, name in enumerate(table.knobs)]
-    derived = [np.log2(np.broadcast_to(np.maximum(number, 1), (len(table),))) for number in (columns.dp, columns.micro_batches)]
-    found = np.stack([*scales, *derived], axis=1).astype(np.float64)
-    return found[:, np.ptp(found, axis=0) > 0] if len(table) else found
+    return np.hstack([_varying(scales, len(table)), _following(table)])
+
+
+def _following(table: CandidateTable) -> Floats:
+    """Those that follow from the knobs, (rows, at most 2)."""
+    columns = table.columns
+    return _varying([np.log2(np.maximum(number, 1)) for number in (columns.dp, columns.micro_batches)], len(table))
+
+
+def _varying(columns: Sequence[Floats], rows: int) -> Floats:
+    """The columns that are not the same for all rows."""
+    found = np.stack([np.broadcast_to(column, (rows,)) for column in columns], axis=1).astype(np.float64)
+    return found[:, np.ptp(found, axis=0) > 0] if rows else found
 
 
 def _scale(name: str, choices: tuple[Any, ...]) -> Floats:

@@ -22,7 +22,7 @@ from autotune.objective import THROUGHPUT, on_scale
 from autotune.outlook import Outlook, predicted_log
 from autotune.pareto import WORSE
 from autotune.records import TrialRecord
-from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, Belief, Features, Floats, ResidualModel, Rows
+from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, Belief, Floats, ResidualModel, Rows
 from autotune.residual_sampler import ResidualSampler
 from launchers.outcome import Outcome
 
@@ -141,7 +141,7 @@ class ParetoSampler(ResidualSampler):
         log = None if newest is None else predicted_log(name, newest)
         predicted = np.zeros(len(view.score)) if log is None else np.sign(self._expects.weights[name]) * log
         close = log is not None and name not in _TIMES
-        features = Features.of(predicted, view.features.matrix[:, : view.features.parts], view.features.knobs)
+        features = view.features.stretching(predicted)
         noise, hypotheses = (seen.metrics_noise, LIMIT_HYPOTHESES) if close else (seen.noise, HYPOTHESES)
         return believing(features, predicted, seen, measured.tolist(), noise, hypotheses)
 

@@ -5,7 +5,7 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 * an offset, the same for all candidates;
 * an error of every part of the step: a part with share s of the time that is off by the factor exp(e) moves the logarithm by s e;
 * a stretch of the predicted range: how much of the predicted differences is real;
-* an effect of every choice of a knob by itself, smaller ones of pairs, or a smooth function of all knobs;
+* an effect of every choice of a knob by itself, smaller ones of pairs, a trend along its scale, or a smooth function of all knobs;
 * a slope over how warm a trial's GPUs were when it began, which candidates are asked about without: all at the usual temperature.
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
@@ -44,7 +44,8 @@ class Hypothesis(NamedTuple):
         parts: Standard deviation of a part's log factor.
         stretch: Of the stretch.
         knobs: Of the knobs' smooth function.
-        alone: Of the effect of each choice of a knob, whatever the others are; of two together a third of that.
+        alone: Of the effect of each choice of a knob, whatever the others are. That of two together is a third of it, a step along
+            the knob's scale twice as large, so that choices beyond those tried go on as these began.
         weight: Before any trial, in proportion to the others.
     """
 
@@ -58,16 +59,17 @@ class Hypothesis(NamedTuple):
 HYPOTHESES = (
     *(Hypothesis(parts, parts / 3, knobs) for parts in (0.1, 0.3, 1.0) for knobs in (0.03, 0.1, 0.3)),
     Hypothesis(1.0, 1.0, 1.0),
-    *(Hypothesis(0.0, stretch, 0.0, alone, weight=0.005) for stretch in (0.3, 1.0) for alone in (0.02, 0.06, 0.2)),
+    *(Hypothesis(0.0, 1.0, knobs * alone, alone, weight=0.005) for knobs in (0.0, 1.0) for alone in (0.02, 0.06, 0.2)),
 )
 """The last ones, in which every knob acts by itself, need many trials to be told from chance: few would mislead them."""
 LIMIT_HYPOTHESES = (
     *(Hypothesis(scale, scale / 3, knobs) for scale in (0.01, 0.1, 0.5) for knobs in (0.003, 0.01, 0.03, 0.1)),
     Hypothesis(0.3, 1.0, 0.3),
-    *(Hypothesis(0.0, stretch, 0.0, alone) for stretch in (0.3, 1.0) for alone in (0.02, 0.06, 0.2)),
+    *(Hypothesis(0.0, 1.0, knobs * alone, alone) for knobs in (0.0, 1.0) for alone in (0.02, 0.06, 0.2)),
 )
 """Of a limited metric: watts and memory may be predicted to a percent, as where a power limit holds the watts."""
 _TOGETHER = 1 / 3
+_TREND = 2.0
 
 
 class Alike(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
@@ -128,18 +130,22 @@ class Features:
     """What the model sees of every candidate.
 
     Attributes:
-        matrix: (rows, features): shares of the step's parts, the centred prediction, the scaled knobs.
+        matrix: (rows, features): shares of the step's parts, the centred prediction, the scaled knobs,
+            centred as well.
         parts: Number of parts.
+        following: Number of knobs, the last ones, that follow from the others: they have no choices of their own.
     """
 
     matrix: Floats
     parts: int
+    following: int = 0
 
     @classmethod
-    def of(cls, score: Floats, shares: Floats, knobs: Floats) -> Features:
+    def of(cls, score: Floats, shares: Floats, knobs: Floats, following: int = 0) -> Features:
         """Join them; `score` and the rows of the others belong to the same candidates."""
         centred = score - np.median(score)
-        return cls(np.hstack([shares, centred[:, None], knobs]), shares.shape[1])
+        scales = knobs - knobs.mean(axis=0) if len(knobs) else knobs
+        return cls(np.hstack([shares, centred[:, None], scales]), shares.shape[1], following)
 
     @property
     def knobs(self) -> Floats:
@@ -150,7 +156,7 @@ class Features:
         """The same candidates for another prediction, whose own range may be stretched."""
         matrix = self.matrix.copy()
         matrix[:, self.parts] = predicted - np.median(predicted)
-        return Features(matrix, self.parts)
+        return Features(matrix, self.parts, self.following)
 
     def started(self, rows: Rows, warmer_c: Floats | float) -> Floats:
         """Some rows of the matrix, with how much warmer than usual their trials began as one more column, degrees."""
@@ -167,7 +173,10 @@ class Features:
             if hypothesis.knobs:
                 found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
             if hypothesis.alone:
-                found += _fixed(hypothesis.alone) * OnColumns(Alike(_TOGETHER), stretch + 1, width)
+                choices = stretch + 1, width - self.following
+                found += _fixed(hypothesis.alone) * (
+                    OnColumns(Alike(_TOGETHER), *choices) + _fixed(_TREND) * OnColumns(_linear(), *choices)
+                )
         return found
 
 

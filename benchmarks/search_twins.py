@@ -5,8 +5,9 @@
 
 Every study is `PoolStudy`'s own loop, driven in this process without Ray: baseline, exploring, confirming. A twin plays each trial
 in virtual time, its steps and GPU readings go through the same measurement as a real trial's. The cap, on the mean watts of all
-boards, lies at three quantiles of the true watts of the candidates that run; a fourth level adds a guard on every GPU. Nothing here
-is measured on a machine: the figures say how the search deals with a world that is not as predicted.
+boards, lies near three quantiles of the true watts of the candidates that run, where none is so close that runs could not tell on
+which side it lies (`twin_worlds.CLOSE`); a fourth level adds a guard on every GPU. Nothing here is measured on a machine: the
+figures say how the search deals with a world that is not as predicted.
 
 Exit code 1 where `residual` misses a promise: the returned configuration keeps the cap in every study that has one, is within 3 %
 of the best that does, at most 10 % of the trials launched after the first five pass the cap, and no launch crosses a guard.

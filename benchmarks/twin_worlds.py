@@ -33,6 +33,10 @@ LEVELS: Mapping[str, float] = {"loose": 0.75, "middle": 0.5, "tight": 0.2}
 GUARDED, GUARD_W = "guarded", 500.0
 """A fourth level: the middle cap, and a guard on every GPU, which the launches have to keep as well."""
 
+CLOSE = 0.0025
+"""No cap lies nearer to what a candidate draws: exploring runs of one candidate differ by 0.25 % (one sigma), confirming ones by
+0.12 %, so that nobody could tell from them on which side it lies. A power limit holds many candidates at nearly the same watts."""
+
 CONFIDENCE = 0.999
 """Surer than a study's usual 0.95, with which one in twenty would rightly end with a gain left."""
 
@@ -143,8 +147,11 @@ class Truth:
     watts: Floats
 
     def cap_w(self, quantile: float) -> float:
-        """Watts that this share of the candidates that run stays below, in full watts."""
-        return float(round(np.nanquantile(self.watts, quantile)))
+        """Watts that this share of the candidates that run stays below, moved to the nearest that none of them comes close to."""
+        watts, wanted = np.unique(self.watts[np.isfinite(self.watts)]), float(np.nanquantile(self.watts, quantile))
+        edges = np.concatenate([[wanted], watts * (1.0 - 1.001 * CLOSE), watts * (1.0 + 1.001 * CLOSE)])
+        clear = edges[np.abs(edges[:, None] / watts - 1.0).min(axis=1) >= CLOSE]
+        return float(clear[np.abs(clear - wanted).argmin()])
 
     def within(self, cap_w: float, launchable: npt.NDArray[np.bool_]) -> float:
         """Tokens per second of the best that may be launched and keeps the cap; 0 where there is none."""

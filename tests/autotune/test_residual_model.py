@@ -127,3 +127,33 @@ def test_trials_that_began_warm_do_not_speak_against_their_candidates():
     )
     assert np.std(told.belief(rows).mean - PREDICTED[rows]) < 0.5 * np.std(untold.belief(rows).mean - PREDICTED[rows])
     assert np.std(told.belief(others).mean - PREDICTED[others]) < np.std(untold.belief(others).mean - PREDICTED[others])
+
+
+def test_a_knob_whose_larger_values_were_never_tried_goes_on_as_it_began():
+    """Steps of 0.2 a doubling, of which only the first was seen: the next is expected in the same direction, and less surely."""
+    scales = np.repeat([0.0, 1.0, 2.0, 3.0], 15)[:, None]
+    features, nothing = Features.of(np.zeros(60), np.zeros((60, 0)), scales), np.zeros(60)
+    rows = np.arange(30)
+    alone = [one for one in HYPOTHESES if one.alone]
+    belief = ResidualModel(features, nothing, rows, 0.2 * scales[rows, 0], np.full(30, 0.005), alone).belief(np.array([20, 35, 50]))
+    deviations = np.sqrt(belief.weights @ (belief.deviations**2 + (belief.means - belief.mean) ** 2))
+    assert belief.mean[0] == pytest.approx(0.2, abs=0.01)
+    assert belief.mean[0] + 0.02 < belief.mean[1] < belief.mean[2]
+    assert deviations[0] < deviations[1] < deviations[2]
+
+
+def test_what_follows_from_the_knobs_is_no_choice_of_its_own():
+    """Two knobs of independent effects, and their product as a third column: it is not learned as if it were chosen."""
+    numbers = np.random.default_rng(7)
+    knobs = numbers.integers(0, 4, size=(60, 2)).astype(float)
+    effects = numbers.normal(0.0, 0.2, size=(2, 4))
+    truth = sum(effects[knob, knobs[:, knob].astype(int)] for knob in range(2))
+    columns = np.column_stack([knobs, knobs.sum(axis=1)])
+    rows, alone = numbers.permutation(60)[:14], [one for one in LIMIT_HYPOTHESES if one.alone]
+    others = np.setdiff1d(EVERY, rows)
+    errors = []
+    for following in (1, 0):
+        features = Features.of(np.zeros(60), np.zeros((60, 0)), columns, following)
+        found = ResidualModel(features, np.zeros(60), rows, truth[rows], np.full(14, 0.005), alone).belief(others)
+        errors.append(np.sqrt(np.mean((found.mean - truth[others]) ** 2)))
+    assert errors[0] < 0.8 * errors[1]

@@ -14,6 +14,7 @@ from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
+from autotune.residual_model import Belief
 from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
@@ -275,9 +276,56 @@ def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
         return Seen(rows=[0] * len(metrics), metrics=list(metrics)).risk(limits)
 
     assert risk(*[crossed] * 4) == 1.0
-    assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(0.5)
+    assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(5 * acquisition.RISK)
     assert risk(*[crossed] * 5, *[kept] * 4, crossed) == acquisition.LEAST_RISK
-    assert risk(*[crossed] * 5, *[kept] * 24, crossed, crossed) == pytest.approx(0.7)
+    assert risk(*[crossed] * 5, *[kept] * 35, crossed, crossed) == pytest.approx(38 * acquisition.RISK - 2)
+
+
+def test_a_trial_that_failed_crossed_no_limit_and_counts_as_launched():
+    limits, crossed = (Limit("watts", np.zeros(1), 0.0),), {"watts": 1.1}
+    assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 2).risk(limits) == 1.0
+    assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 3).risk(limits) == pytest.approx(acquisition.RISK)
+    # With five failures none of these two need be among the first five.
+    found = Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 42).risk(limits)
+    assert found == pytest.approx(40 * acquisition.RISK - 2)
+
+
+class Sure:
+    """A model of the scores that is nearly sure of all."""
+
+    def __init__(self, scores):
+        self.scores = scores
+
+    def rough_mean(self):
+        return self.scores
+
+    def belief(self, rows):
+        return Belief(self.scores[rows][None], np.full((1, len(rows)), 1e-3), np.ones(1))
+
+
+def choice_at_risk(kept, expected, watts):
+    """What is chosen after five free trials and so many more that kept the limit, by sure scores and unsure watts."""
+    study = gpu_study()
+    view = outlook_of(study.table, truth())
+    count = len(study.table)
+    scores = np.zeros(count)
+    scores[: len(expected)] = expected
+    limit = Limit("watts", np.r_[watts, np.full(count - len(watts), -3.0)], 0.0)
+    view = replace(view, memory=None, limits=(limit,))
+    tried = list(range(20, 25 + kept))
+    metrics = [{"watts": float(np.exp(limit.predicted[row]))} for row in tried]
+    noise = [0.005] * len(tried)
+    seen = Seen(rows=tried, scores=[0.0] * len(tried), noise=noise, metrics=metrics, metrics_noise=noise)
+    modelled = Sure(scores), np.zeros(0)
+    return choose(view, seen, np.arange(len(expected)), (0, 0), modelled)
+
+
+def test_risk_is_saved_for_what_is_worth_it():
+    """One that may cross promises much, one little, a third is safe and promises least: first the third, then the first."""
+    expected, watts = [0.5, 0.02, 0.002], [-0.01, -0.01, -3.0]
+    poor, rich = choice_at_risk(0, expected, watts), choice_at_risk(12, expected, watts)
+    assert 1.0 - choice_at_risk(12, expected[:1], watts[:1]).keeps > acquisition.RISK
+    assert (poor.row, rich.row) == (2, 0)
 
 
 def test_a_disturbed_measurement_hardly_counts():
