@@ -40,8 +40,8 @@ MUTATIONS = (
     Mutation(
         "where no risk is left, the least risky candidate goes first",
         "autotune/acquisition.py",
-        "max(seen.risk(view.limits), float(crosses.min()))",
-        "max(seen.risk(view.limits), 1.0)",
+        "least = max(LEAST_RISK, float(crosses.min()))",
+        "least = LEAST_RISK",
         "tests/autotune/test_residual_sampler.py",
     ),
     Mutation(
@@ -271,9 +271,37 @@ MUTATIONS = (
     Mutation(
         "crossings of a limit use up what may be risked",
         "autotune/acquisition.py",
-        "RISK * (len(self.rows) + 1 - FREE) - crossings",
-        "RISK * (len(self.rows) + 1 - FREE)",
+        "RISK * (launched + 1 - FREE) - crossings",
+        "RISK * (launched + 1 - FREE)",
         "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
+        "a failed trial saves risk as any other launch",
+        "autotune/acquisition.py",
+        "launched = len(self.rows) + len(self.failed)",
+        "launched = len(self.rows)",
+        "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
+        "risk is saved for what is worth it",
+        "autotune/acquisition.py",
+        "(may & (improvement >= WORTH_IT * improvement.max()))",
+        "may",
+        "tests/autotune/test_residual_sampler.py",
+    ),
+    Mutation(
+        "choices beyond those tried go on as these began",
+        "autotune/residual_model.py",
+        "_TREND = 2.0",
+        "_TREND = 0.001",
+        "tests/autotune/test_residual_model.py",
+    ),
+    Mutation(
+        "what follows from the knobs is no choice of its own",
+        "autotune/residual_model.py",
+        "choices = stretch + 1, width - self.following",
+        "choices = stretch + 1, width",
+        "tests/autotune/test_residual_model.py",
     ),
     Mutation(
         "a trial with a NaN loss has not completed",
