@@ -86,6 +86,17 @@ def test_risk_is_saved_for_what_is_worth_it():
     assert (poor.row, rich.row) == (2, 0)
 
 
+def test_what_could_be_afforded_waits_where_much_more_is_promised_to_those_who_save():
+    """The first may cross by 21 %, the second by 7 %, and 8 % is saved: enough for the second, which is worth it only by itself."""
+    expected, watts = [0.5, 0.02, 0.002], [-0.01, -0.02, -3.0]
+    assert choice_at_risk(0, expected, watts).row == 2
+    assert choice_at_risk(0, expected[1:], watts[1:]).row == 0
+
+
+def test_where_nothing_can_be_afforded_the_least_risky_goes_first():
+    assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.01]).row == 1
+
+
 def test_what_runs_has_taken_its_risk_already():
     """Two alike that may cross: with risk for one of them, the second waits until the first has ended."""
     expected, watts = [0.5, 0.51, 0.002], [-0.01, -0.01, -3.0]
