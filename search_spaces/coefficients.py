@@ -21,7 +21,7 @@ class Coefficients(BaseModel):
         gemm: Share of the dense 16-bit peak that a large aligned matrix product reaches, power and clocks included.
         gemm_low: The same for 8-bit and narrower products, the casts around them included.
         tail: Waves of tiles lost at the end of a matrix product; makes small products slower.
-        attention: Share of the 16-bit peak in fused attention.
+        attention: Share of the 16-bit peak in fused attention, exponentials apart.
         memory: Share of the memory bandwidth in element-wise kernels.
         launch_us: Host microseconds per kernel, the framework's Python included.
         inside: Share of the link's bandwidth that collectives reach inside a domain.
@@ -39,7 +39,7 @@ class Coefficients(BaseModel):
     gemm: PositiveFloat = 0.7
     gemm_low: PositiveFloat = 0.75
     tail: PositiveFloat = 1.0
-    attention: PositiveFloat = 0.5
+    attention: PositiveFloat = 0.8
     memory: PositiveFloat = 0.75
     launch_us: PositiveFloat = 30.0
     inside: PositiveFloat = 0.6

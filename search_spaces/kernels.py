@@ -24,7 +24,10 @@ SHORT_INNER = 96.0
 MISALIGNED = 0.08
 NO_TENSOR_CORE = 10.0
 REFERENCE_W_PER_TFLOPS = 0.7  # board power over dense 16-bit peak of an H100 SXM
-OLD_FLASH = 0.5  # flash attention 2 against kernels written for Hopper and later (Shah et al. 2024: 35 % of peak against 75 %)
+OLD_FLASH = 0.62  # flash attention 2 over cuDNN's kernel on Hopper (Shah et al. 2024, figure 5: causal, 128 wide, 335 and 539 TFLOP/s)
+ATTENTION_ROWS = 256.0  # queries that one multiprocessor works on at a time in the forward pass; half as many keys in the backward
+SHORT_KEYS = 320.0  # keys that start and end of a row of scores cost (same figure: 512 keys reach 0.58, 2,048 keys 0.89 of 16,384's)
+ATTENTION_BACKWARD = 1.5  # seconds over those of the backward's five products and exponentials at the forward's rate (same, figure 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,11 @@ def linear(
 
 
 def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Number, qk: int, v: int) -> tuple[Floats, Floats]:
-    """Seconds of flash attention, forward and backward (Dao 2023: backward has 2.5 times the products, at a lower rate).
+    """Seconds of flash attention, forward and backward.
+
+    A score takes its products, 2 (qk + v) operations, and one exponential, which tensor cores cannot do: as they got faster from
+    generation to generation, exponentials did not (Shah et al. 2024, section 2; Zadouri et al. 2026, section 2). The backward pass
+    has 2.5 times the products and the exponentials once more (Dao 2023).
 
     Args:
         machine: The device.
@@ -110,10 +117,14 @@ def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Numbe
         qk: Head dimension of queries and keys.
         v: Head dimension of values.
     """
-    products = 2.0 * tokens * (keys / 2.0) * heads * (qk + v)
-    reached = machine.gpu.peak("bf16") * machine.coefficients.attention * keys / (keys + 1024.0)
-    forward = products / reached
-    return forward, 2.5 * forward * 1.2
+    gpu = machine.gpu
+    reached = gpu.peak("bf16") * machine.coefficients.attention * keys / (keys + SHORT_KEYS)
+    products = 2.0 * tokens * (keys / 2.0) * heads * (qk + v) / reached
+    exponentials = products * gpu.exponential_width / ((qk + v) / 2.0)
+    waves = heads * tokens / ATTENTION_ROWS / gpu.multiprocessors
+    tail = machine.coefficients.tail
+    forward = (products + exponentials) * (1.0 + tail / waves)
+    return forward, ATTENTION_BACKWARD * (2.5 * products + exponentials) * (1.0 + tail / (2.0 * waves))
 
 
 def unfused_attention(
