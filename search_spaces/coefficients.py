@@ -19,7 +19,7 @@ class Coefficients(BaseModel):
 
     Attributes:
         gemm: Share of the dense 16-bit peak that a large aligned matrix product reaches, power and clocks included.
-        gemm_low: The same for 8-bit and narrower products, the casts around them included.
+        gemm_low: The same of the 8-bit peak, for 8-bit and narrower products, casts apart.
         tail: Waves of tiles lost at the end of a matrix product; makes small products slower.
         attention: Share of the 16-bit peak in fused attention, exponentials apart.
         memory: Share of the memory bandwidth in element-wise kernels.
@@ -37,7 +37,7 @@ class Coefficients(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gemm: PositiveFloat = 0.7
-    gemm_low: PositiveFloat = 0.75
+    gemm_low: PositiveFloat = 0.67
     tail: PositiveFloat = 1.0
     attention: PositiveFloat = 0.8
     memory: PositiveFloat = 0.75

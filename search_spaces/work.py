@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +13,23 @@ from search_spaces.communication import Group
 from search_spaces.kernels import Floats, Machine
 from search_spaces.model import ModelSpec
 
-BLOCK_SCALED = 0.92  # products with a scale per block of 32 or 128 against one scale per tensor
-CAST_ELEMENTS = 3.0  # 16-bit elements moved to find a scale and write both layouts of an 8-bit operand
+CAST_ELEMENTS = {"tensorwise": 3.0, "delayed": 1.9, "mxfp8": 2.3, "blockwise": 2.3}
+"""16-bit elements moved to cast an operand of an 8-bit product and write both of its layouts.
+
+A tensor's own scale costs a pass more. Counted for `tensorwise`; the others by their times over its in Transformer Engine's guide
+"GEMM profiling" (casts included less casts apart: H200 0.63 for `delayed`, B300 0.78 for `mxfp8`).
+"""
+
+BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83}
+"""Rate of products with a scale per block over those with one per tensor, same guide: B300 casts apart; H200, whose tensor cores
+know no such scales, casts included and taken off as `mxfp8`'s."""
+
+ACCUMULATION_SEEN = 0.55
+"""Share of the main gradients' traffic that products do not hide.
+
+From SimuMax's profile of B200 kernels (configs/system/b200_bf16_ceperm.json), products of a weight's gradient added in 32 bits against
+the forward ones of the same sizes: 0.75 of the traffic at the full bandwidth in the median of 144, of which kernels reach about 0.73.
+"""
 
 LAYER_KNOBS = (
     "tensor_model_parallel_size",
@@ -84,6 +100,12 @@ def work(**seconds: Floats | float) -> Work:
 NONE = work()
 
 
+def _by_recipe(columns: Columns, figures: Mapping[str, float], otherwise: float) -> Floats:
+    """A figure of each row's recipe for 8-bit products."""
+    recipes = columns.column("fp8_recipe")
+    return np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes]
+
+
 class Piece(NamedTuple):
     """One block of a layer: forward, backward, and what recomputation runs again."""
 
@@ -109,6 +131,7 @@ class Shapes:
     element: Floats
     rate: Floats
     low: Bools
+    cast_elements: Floats
     gradient: Floats
     split: Floats
     recompute_full: Bools
@@ -127,9 +150,9 @@ class Shapes:
             tokens=columns.mbs * columns.workload.seq_length / columns.cp,
             tp=tp,
             element=np.where(fp32, 4.0, 2.0),
-            rate=machine.gemm_rate(low, fp32)
-            * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
+            rate=machine.gemm_rate(low, fp32) * np.where(low, _by_recipe(columns, BLOCK_SCALED, 1.0), 1.0),
             low=low,
+            cast_elements=np.where(low, _by_recipe(columns, CAST_ELEMENTS, 0.0), 0.0),
             gradient=np.where(columns.equals("main_grads_dtype", "bf16"), 2.0, 4.0),
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
@@ -146,11 +169,14 @@ class Shapes:
 
     def casts(self, elements: Floats | float) -> Floats:
         """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
-        return self.moved(elements * CAST_ELEMENTS) * self.low
+        return self.moved(elements * self.cast_elements)
 
     def accumulation(self, weights: Floats | float) -> Floats:
-        """Seconds of adding a micro-batch's weight gradients to the main gradients: read and write, 32 or 16 bits."""
-        return np.asarray(weights * self.gradient * 2.0 / self.machine.bandwidth)
+        """Seconds that adding a micro-batch's weight gradients to the main gradients takes longer than their products.
+
+        Read and write, 32 or 16 bits, in the product's own kernel, in part while it still multiplies.
+        """
+        return np.asarray(ACCUMULATION_SEEN * weights * self.gradient * 2.0 / self.machine.bandwidth)
 
     def host(self, kernels: Floats | float) -> Floats:
         """Seconds of the host for this many launches; none under CUDA graphs."""
