@@ -24,6 +24,8 @@ BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83}
 """Rate of products with a scale per block over those with one per tensor, same guide: B300 casts apart; H200, whose tensor cores
 know no such scales, casts included and taken off as `mxfp8`'s."""
 
+AHEAD = 4.0  # power of the mean of the host's and the device's seconds: infinite if a launch and a kernel always took the same
+
 ACCUMULATION_SEEN = 0.55
 """Share of the main gradients' traffic that products do not hide.
 
@@ -86,10 +88,11 @@ class Work(NamedTuple):
     def waits(self) -> Floats:
         """Seconds that the device waits for the host.
 
-        Where one is much slower it decides; where they are alike each holds the other up in turn, since neither a kernel's launch
-        nor its run always takes the same: the root of the sum of their squares.
+        The host runs ahead of the device, by a queue of a thousand launches and more, so that of both sums the longer decides; where
+        they are alike each holds the other up at times, since neither a launch nor a kernel always takes the same.
         """
-        return np.asarray(np.hypot(self.device, self.host) - self.device)
+        device = self.device
+        return np.asarray((device**AHEAD + self.host**AHEAD) ** (1.0 / AHEAD) - device)
 
 
 def work(**seconds: Floats | float) -> Work:
