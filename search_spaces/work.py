@@ -24,8 +24,6 @@ BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83}
 """Rate of products with a scale per block over those with one per tensor, same guide: B300 casts apart; H200, whose tensor cores
 know no such scales, casts included and taken off as `mxfp8`'s."""
 
-AHEAD = 4.0  # power of the mean of the host's and the device's seconds: infinite if a launch and a kernel always took the same
-
 ACCUMULATION_SEEN = 0.55
 """Share of the main gradients' traffic that products do not hide.
 
@@ -88,11 +86,11 @@ class Work(NamedTuple):
     def waits(self) -> Floats:
         """Seconds that the device waits for the host.
 
-        The host runs ahead of the device, by a queue of a thousand launches and more, so that of both sums the longer decides; where
-        they are alike each holds the other up at times, since neither a launch nor a kernel always takes the same.
+        The host runs ahead of the device, by a queue of a thousand launches, so that the longer of both sums decides; where they are
+        alike each holds the other up at times, since neither a launch nor a kernel always takes the same: the mean of fourth powers.
         """
         device = self.device
-        return np.asarray((device**AHEAD + self.host**AHEAD) ** (1.0 / AHEAD) - device)
+        return np.asarray(np.sqrt(np.hypot(device**2, self.host**2)) - device)
 
 
 def work(**seconds: Floats | float) -> Work:
