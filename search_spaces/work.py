@@ -200,12 +200,26 @@ class Shapes:
         size = self.tokens * self.model.hidden_size * self.element
         return np.where(self.tp > 1, self.group(self.tp, 1.0).reduce(size), 0.0)
 
-    def tp_exposed(self, beside: Floats | None = None) -> Floats:
-        """That exchange's seconds that nothing hides.
+    def tp_exposed(self) -> Floats:
+        """That exchange's seconds in the forward pass that nothing hides."""
+        return self._seen(self.tp_exchange(), np.float64(0))
+
+    def tp_exposed_backward(self, inputs: Floats, weights: Floats, whole: bool = True) -> Floats:
+        """Seconds of a block's exchange in the backward pass that nothing hides.
+
+        Megatron reduces the gradients of a block's input beside the products of its weights' gradients. Under sequence parallelism it
+        also gathers the input once more, beside the products of that input's gradients (tensor_parallel/layers.py).
 
         Args:
-            beside: Seconds of products that Megatron runs beside it even without `tp_comm_overlap` (the backward pass's).
+            inputs: Seconds of the products for the gradients of the block's input.
+            weights: Seconds of the products for the gradients of the weights on it.
+            whole: Whether the gradients of the block's output have to be gathered, too.
         """
-        seconds, c = self.tp_exchange(), self.machine.coefficients
-        always = c.tp_hidden * np.minimum(seconds, beside) if beside is not None else np.float64(0)
-        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - always)
+        reduced = self.tp_exchange()
+        half, sliced = 0.5 * reduced, self.split > 1
+        beside = np.where(sliced, np.minimum(half, inputs) + np.minimum(half, weights), np.minimum(reduced, weights))
+        return self._seen(reduced + np.where(sliced & np.bool_(whole), half, 0.0), beside)
+
+    def _seen(self, seconds: Floats, beside: Floats) -> Floats:
+        c = self.machine.coefficients
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - c.tp_hidden * beside)
