@@ -26,8 +26,12 @@ NO_TENSOR_CORE = 10.0
 REFERENCE_W_PER_TFLOPS = 0.7  # board power over dense 16-bit peak of an H100 SXM
 OLD_FLASH = 0.5  # flash attention 2 against kernels written for Hopper and later (Shah et al. 2024: 35 % of peak against 75 %)
 ATTENTION_ROWS = 256.0  # queries that one multiprocessor works on at a time in the forward pass; half as many keys in the backward
-SHORT_KEYS = 320.0  # keys that a row's start and end cost (same, figure 5: cuDNN, causal: 512 keys reach 0.58, 2,048 keys 0.90 of 16,384's)
-ATTENTION_BACKWARD = 1.5  # seconds over those of the backward's five products and exponentials at the forward's rate (same, figure 6)
+SHORT_KEYS = (
+    320.0  # keys that a row's start and end cost (same, figure 5: cuDNN, causal: 512 keys reach 0.58, 2,048 keys 0.90 of 16,384's)
+)
+ATTENTION_BACKWARD = (
+    1.5  # seconds over those of the backward's five products and exponentials at the forward's rate (same, figure 6)
+)
 
 
 @dataclass(frozen=True, slots=True)
