@@ -28,7 +28,7 @@ class Coefficients(BaseModel):
         between: The same between domains.
         latency: Measured latency of a collective's step over the link's stated one.
         overlap: Share of communication hidden where an overlap is switched on and there is work to hide it behind.
-        tp_hidden: Share of the backward pass's tensor parallel exchange hidden, without `tp_comm_overlap`, behind the products beside it.
+        tp_hidden: Share of the backward pass's tensor parallel exchange that products beside it hide without `tp_comm_overlap`.
         step_ms: Milliseconds of every step that no part explains (data, logging, clipping's synchronisation).
         micro_batch_ms: Milliseconds of every micro-batch on every stage that no part explains (schedule, hand-over).
         imbalance: Load of the busiest expert rank over the mean under real routing.

@@ -25,13 +25,17 @@ MISALIGNED = 0.08
 NO_TENSOR_CORE = 10.0
 REFERENCE_W_PER_TFLOPS = 0.7  # board power over dense 16-bit peak of an H100 SXM
 OLD_FLASH = 0.5  # flash attention 2 against kernels written for Hopper and later (Shah et al. 2024: 35 % of peak against 75 %)
-ATTENTION_ROWS = 256.0  # queries that one multiprocessor works on at a time in the forward pass; half as many keys in the backward
-SHORT_KEYS = (
-    320.0  # keys that a row's start and end cost (same, figure 5: cuDNN, causal: 512 keys reach 0.58, 2,048 keys 0.90 of 16,384's)
-)
-ATTENTION_BACKWARD = (
-    1.5  # seconds over those of the backward's five products and exponentials at the forward's rate (same, figure 6)
-)
+ATTENTION_ROWS = 256.0  # queries that a multiprocessor works on at a time in the forward pass; half as many keys in the backward
+SHORT_KEYS = 320.0
+"""Keys that the start and the end of a row of scores cost.
+
+Shah et al. 2024, figure 5 (cuDNN, H100, causal, heads 128 wide): 512 and 2,048 keys reach 0.58 and 0.90 of the rate of 16,384.
+"""
+ATTENTION_BACKWARD = 1.5
+"""Seconds of the backward pass over those of its products and exponentials at the forward's rates.
+
+Same paper, figure 6 (flash attention 3, H100, heads 128 wide, 16,384 keys): 561 TFLOP/s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +65,8 @@ class Machine:
     def gemm_rate(self, low_precision: Number, full_precision: Number) -> Floats:
         """Operations/s of a large aligned matrix product: 8-bit, 32-bit, else 16-bit.
 
-        The watts bind 16-bit products only: the best 8-bit ones of H100, H200, GH200, B200, B300 and GB200 reach 0.71, 0.73, 0.78, 0.76,
-        0.75 and 0.72 of their peak, in no order of watts per operation (ml-engineering, "Maximum achievable matmul FLOPS").
+        The watts bind 16-bit products only: the best 8-bit ones of H100, H200, GH200, B200, B300 and GB200 reach 0.71, 0.73, 0.78,
+        0.76, 0.75 and 0.72 of their peak, in no order of watts per operation (ml-engineering, "Maximum achievable matmul FLOPS").
         """
         c, gpu = self.coefficients, self.gpu
         gemm = c.gemm * self.watts_share

@@ -27,8 +27,9 @@ know no such scales, casts included and taken off as `mxfp8`'s."""
 ACCUMULATION_SEEN = 0.55
 """Share of the main gradients' traffic that products do not hide.
 
-From SimuMax's profile of B200 kernels (configs/system/b200_bf16_ceperm.json), products of a weight's gradient added in 32 bits against
-the forward ones of the same sizes: 0.75 of the traffic at the full bandwidth in the median of 144, of which kernels reach about 0.73.
+From SimuMax's profile of B200 kernels (configs/system/b200_bf16_ceperm.json), products of a weight's gradient added in 32 bits
+against the forward ones of the same sizes: 0.75 of the traffic at the full bandwidth in the median of 144, of which kernels reach
+about 0.73.
 """
 
 LAYER_KNOBS = (
@@ -86,8 +87,8 @@ class Work(NamedTuple):
     def waits(self) -> Floats:
         """Seconds that the device waits for the host.
 
-        The host runs ahead of the device, by a queue of a thousand launches, so that the longer of both sums decides; where they are
-        alike each holds the other up at times, since neither a launch nor a kernel always takes the same: the mean of fourth powers.
+        The host runs ahead of the device, by a queue of a thousand launches, so that the longer of both sums decides; where they
+        are alike each holds the other up at times, since neither a launch nor a kernel always takes the same: hence fourth powers.
         """
         device = self.device
         return np.asarray(np.sqrt(np.hypot(device**2, self.host**2)) - device)
@@ -104,7 +105,7 @@ NONE = work()
 def _by_recipe(columns: Columns, figures: Mapping[str, float], otherwise: float) -> Floats:
     """A figure of each row's recipe for 8-bit products."""
     recipes = columns.column("fp8_recipe")
-    return np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes]
+    return np.asarray(np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes])
 
 
 class Piece(NamedTuple):
@@ -202,13 +203,13 @@ class Shapes:
 
     def tp_exposed(self) -> Floats:
         """That exchange's seconds in the forward pass that nothing hides."""
-        return self._seen(self.tp_exchange(), np.float64(0))
+        return self._seen(self.tp_exchange(), np.zeros(1))
 
     def tp_exposed_backward(self, inputs: Floats, weights: Floats, whole: bool = True) -> Floats:
         """Seconds of a block's exchange in the backward pass that nothing hides.
 
-        Megatron reduces the gradients of a block's input beside the products of its weights' gradients. Under sequence parallelism it
-        also gathers the input once more, beside the products of that input's gradients (tensor_parallel/layers.py).
+        Megatron reduces the gradients of a block's input beside the products of its weights' gradients. Under sequence parallelism
+        it also gathers the input once more, beside the products of that input's gradients (tensor_parallel/layers.py).
 
         Args:
             inputs: Seconds of the products for the gradients of the block's input.

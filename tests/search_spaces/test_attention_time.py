@@ -22,6 +22,8 @@ def test_exponentials_hold_attention_up_the_more_the_faster_products_are():
     # Shah et al. 2024, figure 5 (flash attention 3, H100): 497, 648 and 756 TFLOP/s with heads 64, 128 and 256 wide
     wide = [attention("h100", 2048 // width, width, 65536)[0] / 1e12 for width in (64, 128, 256)]
     assert wide == pytest.approx([497, 648, 756], rel=0.2)
+    # figure 6: 561 TFLOP/s backward, heads 128 wide
+    assert attention("h100", keys=16384)[1] / 1e12 == pytest.approx(561, rel=0.1)
     names = ("a100", "h100", "b200", "b300")
     forward, backward = zip(*(attention(name) for name in names), strict=True)
     shares = [rate / gpu(name).peak("bf16") for rate, name in zip(forward, names, strict=True)]
