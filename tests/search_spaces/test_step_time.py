@@ -238,6 +238,13 @@ def test_sequence_parallelism_gathers_the_input_once_more_in_the_backward_pass()
     assert sliced > 1.1 * whole
 
 
+def test_main_gradients_are_added_in_part_behind_products():
+    wide, narrow = (step(**DENSE, main_grads_dtype=kind).row(0)["elementwise"] for kind in ("fp32", "bf16"))
+    weights = (24 * 12 * 12288**2 + 12288 * 51200) / 8
+    traffic = 4.0 * weights * 64 / Machine(DEVICE, LINKS, Coefficients()).bandwidth
+    assert wide - narrow == pytest.approx(0.55 * traffic, rel=0.01)
+
+
 def test_casts_cost_by_recipe():
     seconds = {
         recipe: step(**DENSE, fp8_format="hybrid", fp8_recipe=recipe).row(0)["elementwise"]
