@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 _FILE = Path(__file__).with_name("coefficients.yaml")
+MEANING = 2
+"""Raised whenever a coefficient comes to mean something else: those refitted before are not taken for these."""
 
 
 class Coefficients(BaseModel):
