@@ -36,6 +36,8 @@ RISK = 0.08
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
+OVERDRAWN = -12.0
+"""Where so much more was crossed than afforded, and no candidate is left that would save risk, no trial is worth its launch."""
 WORTH_IT = 0.5
 """A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""
 FREE = 5
@@ -81,12 +83,12 @@ class Seen:
         return max(within, default=-math.inf)
 
     def risk(self, limits: tuple[Limit, ...]) -> float:
-        """Chance of crossing the limits that the next trial may have: what of `RISK` is not used up, at least `LEAST_RISK`."""
+        """Crossings of the limits that are left of what `RISK` affords: what the next trial may risk; below 0 where overdrawn."""
         launched = len(self.rows) + len(self.failed)
         if launched < FREE:
             return 1.0
         crossings = sum(not _within(limits, metrics) for metrics in self.metrics[max(0, FREE - len(self.failed)) :])
-        return max(LEAST_RISK, RISK * (launched + 1 - FREE) - crossings)
+        return RISK * (launched + 1 - FREE) - crossings
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Choice:
         runs: Probability that it fits and does not fail otherwise.
         keeps: Probability that it keeps the limits.
         chance_of_gain: Upper bound of the probability that any candidate of the short list beats the best by `GAIN`: the sum of
-            theirs; 1 before there is a best.
+            theirs; 1 before there is a best, 0 where limits were crossed too often for any to be tried (`OVERDRAWN`).
         larger_than_oom: Open candidates ranked down because one no larger ran out of memory under the same recompute.
     """
 
@@ -156,7 +158,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         fits=float(fits[place]),
         runs=float(runs[place]),
         keeps=float(keeps[place]),
-        chance_of_gain=_chance_of_gain(belief, chance, best),
+        chance_of_gain=_chance_of_gain(belief, chance, best) if risk > OVERDRAWN or crosses.min() < RISK else 0.0,
         larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
     )
 

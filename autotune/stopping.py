@@ -54,7 +54,8 @@ class Stopping:
         self._sure.add(trials)
         if len(self._sure) < _SURE_IN_A_ROW:
             return ""
-        return f"converged: the chance that a further trial gains 1 % is {outlook[1]:.1%}"
+        within = " at the risk that limits leave" if self._spec.limits else ""
+        return f"converged: the chance that a further trial gains 1 %{within} is {outlook[1]:.1%}"
 
     def _for_confirming_s(self, ledger: Ledger, deadline_s: float) -> float:
         """Seconds to keep for confirming: what it will take, but never most of the study."""

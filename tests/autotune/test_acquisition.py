@@ -19,7 +19,7 @@ def test_where_no_risk_is_left_the_surest_to_keep_the_limit_goes_first():
     limit = Limit("watts", np.linspace(0.05, 0.5, len(study.table)), 0.0)
     seen = Seen(rows=[9] * 8, scores=[0.1] * 8, noise=[0.02] * 8, metrics=[{"watts": 1.1}] * 8, metrics_noise=[0.005] * 8)
     view = replace(view, limits=(limit,))
-    assert seen.risk(view.limits) == acquisition.LEAST_RISK
+    assert seen.risk(view.limits) < acquisition.LEAST_RISK
     rows = np.arange(10, len(study.table), 5)
     every = [choose(view, seen, np.array([row]), (0, 0)).keeps for row in rows]
     assert max(every) < 1 - acquisition.LEAST_RISK
@@ -35,7 +35,7 @@ def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
 
     assert risk(*[crossed] * 4) == 1.0
     assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(5 * acquisition.RISK)
-    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == acquisition.LEAST_RISK
+    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == pytest.approx(6 * acquisition.RISK - 1)
     assert risk(*[crossed] * 5, *[kept] * 35, crossed, crossed) == pytest.approx(38 * acquisition.RISK - 2)
 
 
@@ -61,16 +61,18 @@ class Sure:
         return Belief(self.scores[rows][None], np.full((1, len(rows)), 1e-3), np.ones(1))
 
 
-def choice_at_risk(kept, expected, watts, running=()):
-    """What is chosen after five free trials and so many more that kept the limit, by sure scores and unsure watts."""
+def choice_at_risk(kept, expected, watts, running=(), crossed=0):
+    """What is chosen after five free trials and so many more that kept the limit or crossed it, by sure scores and unsure watts."""
     study = gpu_study()
     view = outlook_of(study.table, truth())
     count = len(study.table)
     scores = np.zeros(count)
     scores[: len(expected)] = expected
-    limit = Limit("watts", np.r_[watts, np.full(count - len(watts), -3.0)], 0.0)
+    others = np.full(count - len(watts), -3.0)
+    others[count - len(watts) - crossed :] = 0.2
+    limit = Limit("watts", np.r_[watts, others], 0.0)
     view = replace(view, memory=None, limits=(limit,))
-    tried = list(range(20, 25 + kept))
+    tried = [*range(20, 25 + kept), *range(count - crossed, count)]
     metrics = [{"watts": float(np.exp(limit.predicted[row]))} for row in tried]
     noise = [0.005] * len(tried)
     seen = Seen(tried, [0.0] * len(tried), noise, metrics, noise, running=list(running))
@@ -95,6 +97,13 @@ def test_what_could_be_afforded_waits_where_much_more_is_promised_to_those_who_s
 
 def test_where_nothing_can_be_afforded_the_least_risky_goes_first():
     assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.01]).row == 1
+
+
+def test_a_study_whose_limits_were_crossed_far_too_often_goes_on_only_where_something_is_safe():
+    unsafe, safe = [0.2, 0.2], [0.2, -3.0]
+    assert choice_at_risk(0, [0.5, 0.4], unsafe, crossed=8).chance_of_gain > 0
+    assert choice_at_risk(0, [0.5, 0.4], unsafe, crossed=15).chance_of_gain == 0
+    assert choice_at_risk(0, [0.5, 0.4], safe, crossed=15).chance_of_gain > 0
 
 
 def test_what_runs_has_taken_its_risk_already():
