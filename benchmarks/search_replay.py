@@ -6,6 +6,9 @@ A space is one model, GPU count and global batch with at least 11 measured confi
 name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher that looks the seconds up; the orders (`prediction`,
 `rule`: fewest TP x PP, then the largest micro-batch) are fixed lists. No coefficient was fitted on rows of the replayed source.
 `residual`, `grid` and the orders are deterministic on tables of this size and run once; the others run once per seed.
+
+`transfer` is `residual` after a study of another space of the same machines and model has ended in its storage, `transfer-model` one
+of another model; with one of them all methods search only those spaces that have such a neighbour.
 """
 
 from __future__ import annotations
@@ -30,15 +33,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
 from autotune.records import TrialResult  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
-from benchmarks.replay_spaces import Space, spaces  # noqa: E402
+from benchmarks.replay_spaces import Space, neighbour, spaces  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
 from launchers.base import StepRecord  # noqa: E402
 from launchers.outcome import Outcome  # noqa: E402
 
 ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
-DETERMINISTIC = ("residual", "grid", *ORDERS)
+AFTER_ANOTHER = {"transfer": True, "transfer-model": False}
+DETERMINISTIC = ("residual", "grid", *AFTER_ANOTHER, *ORDERS)
 METHODS = ("residual", "prediction", "rule", "grid", "random", "tpe", "gp")
-AFTER = (3, 5, 10)
+AFTER = (1, 2, 3, 5, 10)
+BEFORE_TRIALS = 12
 _STEPS = 4
 
 
@@ -48,16 +53,22 @@ def result(seconds: float) -> TrialResult:
     return TrialResult(Outcome.COMPLETED, "", tuple(steps))
 
 
-def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
-    """Measured seconds of the configurations that a method tries, in its order."""
+def walk(space: Space, method: str, seed: int, most_trials: int, before: Space | None = None) -> list[float]:
+    """Measured seconds of the configurations that a method tries, in its order; a study of `before` has ended in its storage."""
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
+    storage = InMemoryStorage()
+    if before is not None:
+        _tried(before, "residual", seed, BEFORE_TRIALS, storage)
+    return _tried(space, "residual" if method in AFTER_ANOTHER else method, seed, most_trials, storage)
+
+
+def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InMemoryStorage) -> list[float]:
+    """Measured seconds of the trials of a study, in its order."""
     budget = {"trials": min(most_trials, len(space.seconds)), "confidence": None}
-    spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": method, "seed": seed, "budget": budget})
+    spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": sampler, "seed": seed, "budget": budget})
     launcher = TableLauncher(space.seconds)
-    study = PoolStudy(
-        spec, spec.pools[0], launcher, InMemoryStorage(), lambda study, record: None, predictions=cache(space.predictions)
-    )
+    study = PoolStudy(spec, spec.pools[0], launcher, storage, lambda study, record: None, predictor=space.predict)
     tried = []
     while (proposal := study.propose()) is not None:
         tried.append(space.seconds[proposal.config])
@@ -65,9 +76,9 @@ def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
     return tried
 
 
-def entry(space: Space, method: str, seed: int, most_trials: int) -> dict[str, Any]:
+def entry(space: Space, method: str, seed: int, most_trials: int, before: Space | None = None) -> dict[str, Any]:
     """One line of the result."""
-    regrets = np.array(walk(space, method, seed, most_trials)) / space.best_s - 1.0
+    regrets = np.array(walk(space, method, seed, most_trials, before)) / space.best_s - 1.0
     lowest = np.minimum.accumulate(regrets)
     return {
         "space": space.name,
@@ -150,7 +161,15 @@ def top5_share(found: Sequence[Space]) -> float:
 
 def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool) -> dict[str, Any]:
     name, method, seed = job
-    return entry(replace(_spaces(folder)[name], misled=misled), method, seed, most_trials)
+    space = replace(_spaces(folder)[name], misled=misled)
+    return entry(space, method, seed, most_trials, _before(folder, space, method))
+
+
+def _before(folder: Path, space: Space, method: str) -> Space | None:
+    """What a method searches before; None where it searches nothing, or there is nothing."""
+    same_model = AFTER_ANOTHER.get(method)
+    found = None if same_model is None else neighbour(space, list(_spaces(folder).values()), same_model=same_model)
+    return found and replace(found, misled=space.misled)
 
 
 @cache
@@ -171,9 +190,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     methods = options.methods.split(",")
-    if unknown := set(methods) - {*get_args(SamplerName), *ORDERS}:
+    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_ANOTHER, *ORDERS}:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
     found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
+    for method in AFTER_ANOTHER.keys() & set(methods):
+        found = {name: space for name, space in found.items() if _before(options.folder, space, method) is not None}
     if not found:
         parser.error(f"{options.folder}: no table with enough measured configurations")
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}

@@ -14,7 +14,7 @@ from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
-from autotune.residual_model import Belief
+from autotune.residual_model import Belief, warmer_c
 from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
@@ -38,9 +38,9 @@ def gpu_spec(**fields):
     return study_spec(**{**data, "sampler": "residual", **fields})
 
 
-def gpu_study(predictions=None, **fields):
+def gpu_study(predictor=None, **fields):
     spec = gpu_spec(**fields)
-    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictions=predictions)
+    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictor=predictor)
 
 
 @cache
@@ -113,7 +113,7 @@ def retimed(found, times):
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_predictor_wrong_on_purpose_costs_no_more_trials_than_random(factor):
     misled = wrong(factor)
-    study = gpu_study(lambda: misled)
+    study = gpu_study(lambda columns: misled)
     taken = trials_to_best(study, run_to_end(study, answer(study)))
     assert taken <= random_median(study)
 
@@ -123,7 +123,7 @@ def test_the_order_upside_down_is_noticed():
     found = truth()
     turned = 1.0 / np.asarray(found.step_time_s)
     upside = retimed(found, replace(found.times, step_time_s=turned))
-    study = gpu_study(lambda: upside)
+    study = gpu_study(lambda columns: upside)
     assert trials_to_best(study, run_to_end(study, answer(study))) < 2 / 3 * len(study.table)
 
 
@@ -342,8 +342,8 @@ def test_a_disturbed_measurement_hardly_counts():
 
 def test_how_warm_gpus_began_is_told_relative_to_the_usual_where_they_tell_it():
     started = [{"start_temperature_c": 40.0}, {}, {"start_temperature_c": 52.0}, {"start_temperature_c": 42.0}]
-    assert Seen(metrics=started).warmer_c().tolist() == [-2.0, 0.0, 10.0, 0.0]
-    assert Seen(metrics=[{}, {}]).warmer_c().tolist() == [0.0, 0.0]
+    assert warmer_c(started).tolist() == [-2.0, 0.0, 10.0, 0.0]
+    assert warmer_c([{}, {}]).tolist() == [0.0, 0.0]
 
 
 def test_a_start_on_warm_gpus_does_not_speak_against_a_candidate():

@@ -54,7 +54,7 @@ def test_an_entry_counts_trials_and_regret(space, monkeypatch):
     monkeypatch.setattr(search_replay, "walk", lambda *_: [0.06, 0.0520, 0.0508, 0.05, 0.3])
     found = search_replay.entry(space, "grid", 0, 5)
     assert (found["trials_to_5pct"], found["trials_to_2pct"], found["trials_to_best"]) == (2, 3, 4)
-    assert found["regret_after"] == pytest.approx({"3": 0.016, "5": 0.0, "10": 0.0})
+    assert found["regret_after"] == pytest.approx({"1": 0.2, "2": 0.04, "3": 0.016, "5": 0.0, "10": 0.0})
     monkeypatch.setattr(search_replay, "walk", lambda *_: [0.06])
     assert search_replay.entry(space, "grid", 0, 1)["trials_to_2pct"] is None
 

@@ -1,0 +1,134 @@
+"""Earlier studies of the same machines in the same storage: which of their trials a new study's sampler starts with.
+
+They are chosen when a study is created, and their numbers are kept with it, so that a resumed study starts with the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
+
+from autotune.records import TrialRecord, record_from_trial
+from autotune.spec import StudySpec
+from launchers.outcome import Outcome
+from search_spaces.model import Workload
+
+CHOSEN = "earlier_trials"
+"""Optuna attribute of a study: by the name of each earlier study, the numbers of its trials that the sampler starts with."""
+MACHINES = "machines"
+"""Optuna attribute of a study: machines and software of its pool, as calibrations are kept (`refit.calibration_key`)."""
+MOST_STUDIES = 4
+MOST_TRIALS = 25
+ALIKE = 0.9
+"""Correlation of what is off in the predictions of two studies of one workload, and what is left of it for every doubling between
+their GPUs, global batches, sequence lengths, hidden sizes and layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierStudy:
+    """An earlier study.
+
+    Attributes:
+        name: Optuna's name of it.
+        workload: What was trained.
+        records: Its trials that count.
+        alike: How alike what is off there is expected to be to what is off here, from 0 to 1.
+    """
+
+    name: str
+    workload: Workload
+    records: tuple[TrialRecord, ...]
+    alike: float
+
+
+def earlier_studies(
+    spec: StudySpec, storage: BaseStorage, name: str, workload: Workload, machines: Sequence[str]
+) -> tuple[EarlierStudy, ...]:
+    """Those that a study starts with, most alike first; none where it wants none or its sampler learns from its own trials alone.
+
+    Args:
+        spec: The study.
+        storage: Where it and the earlier ones are kept.
+        name: Optuna's name of it; it may exist already.
+        workload: What is trained.
+        machines: What earlier ones must have run on, as `MACHINES` is kept.
+    """
+    if not spec.transfer or spec.sampler != "residual":
+        return ()
+    attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
+    kept = attributes[name].get(CHOSEN, {}) if name in attributes else None
+    comparable = (other for other, known in attributes.items() if _comparable(known, spec, workload, machines))
+    names = comparable if kept is None else (other for other in kept if other in attributes)
+    found = [_study(storage, other, attributes[other], workload, kept and kept[other]) for other in names]
+    telling = [study for study in found if len({record.config for record in study.records}) > 1]
+    return tuple(sorted(telling, key=lambda study: (-study.alike, study.name))[:MOST_STUDIES])
+
+
+def to_keep(earlier: Sequence[EarlierStudy], machines: Sequence[str]) -> dict[str, object]:
+    """The attributes of a new study."""
+    return {MACHINES: list(machines), CHOSEN: {study.name: [record.number for record in study.records] for study in earlier}}
+
+
+def told(spec: StudySpec, attributes: Mapping[str, Any]) -> str:
+    """How many trials of which studies the sampler started with, in one line, by a study's attributes; empty where none."""
+    chosen = attributes.get(CHOSEN, {}) if spec.transfer else {}
+    count = sum(len(numbers) for numbers in chosen.values())
+    return f"The search started with what {count} trials of earlier studies showed: {', '.join(chosen)}." if count else ""
+
+
+def alike_to(workload: Workload, other: Workload) -> float:
+    """How alike two workloads are, from 0 to `ALIKE`."""
+    sizes = (
+        (one.world_size, one.global_batch_size, one.seq_length, one.model.hidden_size, one.model.num_layers)
+        for one in (workload, other)
+    )
+    doublings = sum(abs(math.log2(here / there)) for here, there in zip(*sizes, strict=True))
+    return float(ALIKE ** (1.0 + doublings))
+
+
+def _comparable(known: Mapping[str, Any], spec: StudySpec, workload: Workload, machines: Sequence[str]) -> bool:
+    """Whether a study ran on the same machines, software and launcher, and a model with experts where this one has some."""
+    if known.get(MACHINES) != list(machines) or known["fingerprint"]["launcher"] != spec.launcher:
+        return False
+    try:
+        return _workload(known).model.is_moe == workload.model.is_moe
+    except ValidationError:  # another version of this program wrote it
+        return False
+
+
+def _workload(known: Mapping[str, Any]) -> Workload:
+    return Workload.model_validate(known["fingerprint"]["workload"])
+
+
+def _study(
+    storage: BaseStorage, name: str, known: Mapping[str, Any], workload: Workload, numbers: Sequence[int] | None = None
+) -> EarlierStudy:
+    """A study with its trials of these numbers; none = the measured, undisturbed ones, spread evenly from slow to fast."""
+    trials = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    measured = [record for trial in trials if (record := _record(trial)) is not None]
+    if numbers is not None:
+        measured = [record for record in measured if record.number in numbers]
+    if len(measured) > MOST_TRIALS:
+        by_speed = sorted(measured, key=lambda record: record.metrics["tokens_per_s_per_gpu"])
+        places = np.linspace(0, len(by_speed) - 1, MOST_TRIALS).round().astype(int)
+        measured = sorted((by_speed[place] for place in places), key=lambda record: record.number)
+    there = _workload(known)
+    return EarlierStudy(name, there, tuple(measured), alike_to(workload, there))
+
+
+def _record(trial: FrozenTrial) -> TrialRecord | None:
+    """A trial's record; None where it was not measured, or was disturbed."""
+    try:
+        record = record_from_trial(trial)
+    except ValidationError:
+        return None
+    counts = record is not None and record.outcome is Outcome.COMPLETED and not record.contaminated
+    return record if counts and record and record.metrics.get("tokens_per_s_per_gpu", 0.0) > 0.0 else None
