@@ -17,19 +17,23 @@ from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
 from autotune.records import TrialRecord, record_from_trial
+from autotune.refit import calibration_key
+from autotune.simulation import note
 from autotune.spec import StudySpec
 from launchers.outcome import Outcome
+from search_spaces.hardware import PoolSpec
 from search_spaces.model import Workload
 
 CHOSEN = "earlier_trials"
 """Optuna attribute of a study: by the name of each earlier study, the numbers of its trials that the sampler starts with."""
 MACHINES = "machines"
-"""Optuna attribute of a study: machines and software of its pool, as calibrations are kept (`refit.calibration_key`)."""
+"""Optuna attribute of a study: machines and software of its pool, as calibrations are kept, and what launches its trials."""
 MOST_STUDIES = 4
 MOST_TRIALS = 25
-ALIKE = 0.9
-"""Correlation of what is off in the predictions of two studies of one workload, and what is left of it for every doubling between
-their GPUs, global batches, sequence lengths, hidden sizes and layers."""
+ALIKE = 0.8
+"""Correlation of what is off in the predictions of two studies of one workload: software settles, machines age."""
+ALIKE_PER_DOUBLING = 0.9
+"""What is left of it for every doubling between their GPUs, global batches, sequence lengths, hidden sizes and layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,32 +53,34 @@ class EarlierStudy:
     alike: float
 
 
-def earlier_studies(
-    spec: StudySpec, storage: BaseStorage, name: str, workload: Workload, machines: Sequence[str]
-) -> tuple[EarlierStudy, ...]:
+def earlier_studies(spec: StudySpec, pool: PoolSpec, storage: BaseStorage, name: str) -> tuple[EarlierStudy, ...]:
     """Those that a study starts with, most alike first; none where it wants none or its sampler learns from its own trials alone.
 
     Args:
         spec: The study.
+        pool: Where it runs.
         storage: Where it and the earlier ones are kept.
         name: Optuna's name of it; it may exist already.
-        workload: What is trained.
-        machines: What earlier ones must have run on, as `MACHINES` is kept.
     """
     if not spec.transfer or spec.sampler != "residual":
         return ()
     attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
     kept = attributes[name].get(CHOSEN, {}) if name in attributes else None
-    comparable = (other for other, known in attributes.items() if _comparable(known, spec, workload, machines))
-    names = comparable if kept is None else (other for other in kept if other in attributes)
-    found = [_study(storage, other, attributes[other], workload, kept and kept[other]) for other in names]
+    machines, workload = _machines(spec, pool), spec.workload(pool)
+    found = []
+    for other, known in attributes.items():
+        there = _workload(known) if other in (kept if kept is not None else attributes) else None
+        if there is not None and (kept is not None or _comparable(known, there, machines, workload)):
+            records = _records(storage, other, None if kept is None else kept[other])
+            found.append(EarlierStudy(other, there, records, alike_to(workload, there)))
     telling = [study for study in found if len({record.config for record in study.records}) > 1]
     return tuple(sorted(telling, key=lambda study: (-study.alike, study.name))[:MOST_STUDIES])
 
 
-def to_keep(earlier: Sequence[EarlierStudy], machines: Sequence[str]) -> dict[str, object]:
+def to_keep(spec: StudySpec, pool: PoolSpec, earlier: Sequence[EarlierStudy]) -> dict[str, object]:
     """The attributes of a new study."""
-    return {MACHINES: list(machines), CHOSEN: {study.name: [record.number for record in study.records] for study in earlier}}
+    chosen = {study.name: [record.number for record in study.records] for study in earlier}
+    return {MACHINES: _machines(spec, pool), CHOSEN: chosen}
 
 
 def told(spec: StudySpec, attributes: Mapping[str, Any]) -> str:
@@ -91,37 +97,37 @@ def alike_to(workload: Workload, other: Workload) -> float:
         for one in (workload, other)
     )
     doublings = sum(abs(math.log2(here / there)) for here, there in zip(*sizes, strict=True))
-    return float(ALIKE ** (1.0 + doublings))
+    return float(ALIKE * ALIKE_PER_DOUBLING**doublings)
 
 
-def _comparable(known: Mapping[str, Any], spec: StudySpec, workload: Workload, machines: Sequence[str]) -> bool:
-    """Whether a study ran on the same machines, software and launcher, and a model with experts where this one has some."""
-    if known.get(MACHINES) != list(machines) or known["fingerprint"]["launcher"] != spec.launcher:
-        return False
+def _machines(spec: StudySpec, pool: PoolSpec) -> list[str]:
+    return [*calibration_key(pool), spec.launcher, *note(spec)]
+
+
+def _comparable(known: Mapping[str, Any], there: Workload, machines: Sequence[str], workload: Workload) -> bool:
+    """Whether a study ran on the same machines in the same way, and a model with experts where this one has some."""
+    return known.get(MACHINES) == machines and there.model.is_moe == workload.model.is_moe
+
+
+def _workload(known: Mapping[str, Any]) -> Workload | None:
+    """What a study trains, by its attributes; None where another program, or another version of this one, wrote them."""
     try:
-        return _workload(known).model.is_moe == workload.model.is_moe
-    except ValidationError:  # another version of this program wrote it
-        return False
+        return Workload.model_validate(known.get("fingerprint", {}).get("workload"))
+    except ValidationError:
+        return None
 
 
-def _workload(known: Mapping[str, Any]) -> Workload:
-    return Workload.model_validate(known["fingerprint"]["workload"])
-
-
-def _study(
-    storage: BaseStorage, name: str, known: Mapping[str, Any], workload: Workload, numbers: Sequence[int] | None = None
-) -> EarlierStudy:
-    """A study with its trials of these numbers; none = the measured, undisturbed ones, spread evenly from slow to fast."""
+def _records(storage: BaseStorage, name: str, numbers: Sequence[int] | None) -> tuple[TrialRecord, ...]:
+    """A study's trials of these numbers; none = the measured, undisturbed ones, spread evenly from the slowest to the fastest."""
     trials = optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     measured = [record for trial in trials if (record := _record(trial)) is not None]
     if numbers is not None:
-        measured = [record for record in measured if record.number in numbers]
+        return tuple(record for record in measured if record.number in numbers)
     if len(measured) > MOST_TRIALS:
         by_speed = sorted(measured, key=lambda record: record.metrics["tokens_per_s_per_gpu"])
         places = np.linspace(0, len(by_speed) - 1, MOST_TRIALS).round().astype(int)
         measured = sorted((by_speed[place] for place in places), key=lambda record: record.number)
-    there = _workload(known)
-    return EarlierStudy(name, there, tuple(measured), alike_to(workload, there))
+    return tuple(measured)
 
 
 def _record(trial: FrozenTrial) -> TrialRecord | None:

@@ -21,7 +21,7 @@ from autotune.metrics import derived
 from autotune.pareto import directions
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_to_json
-from autotune.refit import Refit, calibration_key
+from autotune.refit import Refit
 from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, stored_records, study_name
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
@@ -91,10 +91,9 @@ class PoolStudy:
         self.starts = Starts.of(spec, pool, self.candidates, self.refit)
         # The sampler learns what predictions miss by itself: ones that moved under it would be corrected twice.
         self._first_predictions = cache(partial(predictor, self.table.columns) if predictor else self.refit.predictions)
-        machines = calibration_key(pool)
-        earlier = earlier_studies(spec, storage, self.name, self.workload, machines)
+        earlier = earlier_studies(spec, pool, storage, self.name)
         self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
-        kept = fingerprint(spec, self.table), directions(spec), to_keep(earlier, machines)
+        kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
         self._optuna = open_study(storage, self.name, self._sampler, *kept)
         self._attempts = Attempts()
         self._baseline_due = True

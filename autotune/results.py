@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.attached import with_attached
 from autotune.budget import Spent
 from autotune.confirm import Decision
+from autotune.earlier import told
 from autotune.ledger import Ledger
 from autotune.pareto import Point
 from autotune.records import Phase, TrialRecord, record_from_trial
@@ -48,6 +49,7 @@ class PoolResults:
         notes: What the study does not do although it was asked for, and how to change that.
         front: In a Pareto study, the configurations that no other one beats in every term, the knee first.
         hypervolume: What the front covers, see `pareto.hypervolume`; None in a study for one score.
+        earlier: What of earlier studies its search started with, in one line; empty where nothing.
     """
 
     study: str
@@ -63,6 +65,7 @@ class PoolResults:
     notes: tuple[str, ...] = ()
     front: tuple[Point, ...] = ()
     hypervolume: float | None = None
+    earlier: str = ""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -113,6 +116,7 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         notes=tuple(study.user_attrs.get(_NOTES, ())),
         front=ledger.front(),
         hypervolume=ledger.hypervolume(),
+        earlier=told(spec, study.user_attrs),
     )
 
 

@@ -110,13 +110,13 @@ def mislead(found: Predictions) -> Predictions:
     return replace(found, times=times, power=replace(found.power, step_time_s=seconds))
 
 
-def neighbour(space: Space, others: Sequence[Space], *, same_model: bool) -> Space | None:
-    """The next space of the same machines, and of the same model or of another one; None where there is none."""
+def neighbours(space: Space, others: Sequence[Space], *, same_model: bool) -> list[Space]:
+    """The other spaces of the same machines, and of the same model or of another one, in turn from this one on."""
     place = next(place for place, other in enumerate(others) if other.name == space.name)
     in_turn = (*others[place + 1 :], *others[:place])
     key = calibration_key(space.spec.pools[0])
     alike = (other for other in in_turn if calibration_key(other.spec.pools[0]) == key)
-    return next((other for other in alike if (other.spec.model == space.spec.model) is same_model), None)
+    return [other for other in alike if (other.spec.model == space.spec.model) is same_model]
 
 
 def _spec(rows: Sequence[TimedRow]) -> StudySpec:

@@ -7,8 +7,8 @@ name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher 
 `rule`: fewest TP x PP, then the largest micro-batch) are fixed lists. No coefficient was fitted on rows of the replayed source.
 `residual`, `grid` and the orders are deterministic on tables of this size and run once; the others run once per seed.
 
-`transfer` is `residual` after a study of another space of the same machines and model has ended in its storage, `transfer-model` one
-of another model; with one of them all methods search only those spaces that have such a neighbour.
+`transfer` is `residual` after studies of other spaces of the same machines and model ended in its storage, `transfer-model` after
+studies of other models; with one of them all methods search only those spaces that have such neighbours.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
 from autotune.records import TrialResult  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
-from benchmarks.replay_spaces import Space, neighbour, spaces  # noqa: E402
+from benchmarks.replay_spaces import Space, neighbours, spaces  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
 from launchers.base import StepRecord  # noqa: E402
 from launchers.outcome import Outcome  # noqa: E402
 
 ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
-AFTER_ANOTHER = {"transfer": True, "transfer-model": False}
-DETERMINISTIC = ("residual", "grid", *AFTER_ANOTHER, *ORDERS)
+AFTER_OTHERS = {"transfer": True, "transfer-model": False}
+DETERMINISTIC = ("residual", "grid", *AFTER_OTHERS, *ORDERS)
 METHODS = ("residual", "prediction", "rule", "grid", "random", "tpe", "gp")
 AFTER = (1, 2, 3, 5, 10)
 BEFORE_TRIALS = 12
@@ -53,14 +53,14 @@ def result(seconds: float) -> TrialResult:
     return TrialResult(Outcome.COMPLETED, "", tuple(steps))
 
 
-def walk(space: Space, method: str, seed: int, most_trials: int, before: Space | None = None) -> list[float]:
-    """Measured seconds of the configurations that a method tries, in its order; a study of `before` has ended in its storage."""
+def walk(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> list[float]:
+    """Measured seconds of the configurations that a method tries, in its order; studies of `before` ended in its storage."""
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
     storage = InMemoryStorage()
-    if before is not None:
-        _tried(before, "residual", seed, BEFORE_TRIALS, storage)
-    return _tried(space, "residual" if method in AFTER_ANOTHER else method, seed, most_trials, storage)
+    for other in before:
+        _tried(other, "residual", seed, BEFORE_TRIALS, storage)
+    return _tried(space, "residual" if method in AFTER_OTHERS else method, seed, most_trials, storage)
 
 
 def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InMemoryStorage) -> list[float]:
@@ -76,7 +76,7 @@ def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InM
     return tried
 
 
-def entry(space: Space, method: str, seed: int, most_trials: int, before: Space | None = None) -> dict[str, Any]:
+def entry(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> dict[str, Any]:
     """One line of the result."""
     regrets = np.array(walk(space, method, seed, most_trials, before)) / space.best_s - 1.0
     lowest = np.minimum.accumulate(regrets)
@@ -159,17 +159,17 @@ def top5_share(found: Sequence[Space]) -> float:
     return float(np.mean([min(space.seconds[c] for c in space.by_prediction()[:5]) <= 1.03 * space.best_s for space in found]))
 
 
-def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool) -> dict[str, Any]:
+def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool, before: int) -> dict[str, Any]:
     name, method, seed = job
-    space = replace(_spaces(folder)[name], misled=misled)
-    return entry(space, method, seed, most_trials, _before(folder, space, method))
+    space = _spaces(folder)[name]
+    others = [replace(other, misled=misled) for other in _before(folder, space, method)[:before]]
+    return entry(replace(space, misled=misled), method, seed, most_trials, others)
 
 
-def _before(folder: Path, space: Space, method: str) -> Space | None:
-    """What a method searches before; None where it searches nothing, or there is nothing."""
-    same_model = AFTER_ANOTHER.get(method)
-    found = None if same_model is None else neighbour(space, list(_spaces(folder).values()), same_model=same_model)
-    return found and replace(found, misled=space.misled)
+def _before(folder: Path, space: Space, method: str) -> list[Space]:
+    """What can be searched before a space by a method that begins with other spaces."""
+    same_model = AFTER_OTHERS.get(method)
+    return [] if same_model is None else neighbours(space, list(_spaces(folder).values()), same_model=same_model)
 
 
 @cache
@@ -186,21 +186,22 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--spaces", default="", help="only those whose name contains this")
     parser.add_argument("--misled", action="store_true", help="predict wrongly on purpose")
+    parser.add_argument("--before", type=int, default=1, help="spaces that `transfer` and `transfer-model` search before")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     methods = options.methods.split(",")
-    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_ANOTHER, *ORDERS}:
+    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_OTHERS, *ORDERS}:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
     found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
-    for method in AFTER_ANOTHER.keys() & set(methods):
-        found = {name: space for name, space in found.items() if _before(options.folder, space, method) is not None}
+    for method in AFTER_OTHERS.keys() & set(methods):
+        found = {name: space for name, space in found.items() if _before(options.folder, space, method)}
     if not found:
         parser.error(f"{options.folder}: no table with enough measured configurations")
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
     jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
     with ProcessPoolExecutor(options.workers) as pool:
-        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled)
+        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled, before=options.before)
         entries = list(pool.map(run, jobs, chunksize=4))
     show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
     show_differences(entries, methods)
