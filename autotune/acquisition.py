@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from scipy.stats import norm
 
+from autotune.belief import Belief
 from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
 from autotune.residual_kernels import Floats
@@ -17,7 +18,6 @@ from autotune.residual_model import (
     HYPOTHESES,
     LIMIT_HYPOTHESES,
     NOISE,
-    Belief,
     Elsewhere,
     Features,
     Hypothesis,

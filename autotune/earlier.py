@@ -65,15 +65,13 @@ def earlier_studies(spec: StudySpec, pool: PoolSpec, storage: BaseStorage, name:
     if not spec.transfer or spec.sampler != "residual":
         return ()
     attributes = {study.study_name: study.user_attrs for study in storage.get_all_studies()}
-    kept = attributes[name].get(CHOSEN, {}) if name in attributes else None
-    machines, workload = _machines(spec, pool), spec.workload(pool)
-    found = []
-    for other, known in attributes.items():
-        there = _workload(known) if other in (kept if kept is not None else attributes) else None
-        if there is not None and (kept is not None or _comparable(known, there, machines, workload)):
-            records = _records(storage, other, None if kept is None else kept[other])
-            found.append(EarlierStudy(other, there, records, alike_to(workload, there)))
-    telling = [study for study in found if len({record.config for record in study.records}) > 1]
+    workload, machines = spec.workload(pool), _machines(spec, pool)
+    if name in attributes:
+        chosen = attributes[name].get(CHOSEN, {})
+    else:
+        chosen = {other: None for other, known in attributes.items() if known.get(MACHINES) == machines}
+    studies = (_study(storage, other, attributes[other], workload, chosen[other]) for other in chosen if other in attributes)
+    telling = [study for study in studies if study is not None]
     return tuple(sorted(telling, key=lambda study: (-study.alike, study.name))[:MOST_STUDIES])
 
 
@@ -104,17 +102,21 @@ def _machines(spec: StudySpec, pool: PoolSpec) -> list[str]:
     return [*calibration_key(pool), spec.launcher, *note(spec)]
 
 
-def _comparable(known: Mapping[str, Any], there: Workload, machines: Sequence[str], workload: Workload) -> bool:
-    """Whether a study ran on the same machines in the same way, and a model with experts where this one has some."""
-    return known.get(MACHINES) == machines and there.model.is_moe == workload.model.is_moe
+def _study(
+    storage: BaseStorage, name: str, known: Mapping[str, Any], workload: Workload, numbers: Sequence[int] | None
+) -> EarlierStudy | None:
+    """A study and its trials of these numbers (None = those that count), where these tell something apart.
 
-
-def _workload(known: Mapping[str, Any]) -> Workload | None:
-    """What a study trains, by its attributes; None where another program, or another version of this one, wrote them."""
+    None where another version of this program wrote it, or where only one of it and this one trains a model with experts.
+    """
     try:
-        return Workload.model_validate(known.get("fingerprint", {}).get("workload"))
+        there = Workload.model_validate(known["fingerprint"]["workload"])
     except ValidationError:
         return None
+    records = _records(storage, name, numbers)
+    if there.model.is_moe != workload.model.is_moe or len({record.config for record in records}) < 2:  # noqa: PLR2004
+        return None
+    return EarlierStudy(name, there, records, alike_to(workload, there))
 
 
 def _records(storage: BaseStorage, name: str, numbers: Sequence[int] | None) -> tuple[TrialRecord, ...]:

@@ -22,10 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.special import logsumexp
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import Kernel
 
+from autotune.belief import Belief
 from autotune.residual_kernels import Across, Alike, Floats, OnColumns, fixed, linear, smooth
 from autotune.throttle_metrics import START_TEMPERATURE
 
@@ -37,6 +38,8 @@ _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
 _PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
 _Z95 = 1.96
+UNALIKE = 0.3
+"""Probability that what was off in other studies says nothing here, before any trial here tells."""
 _NEGLIGIBLE = 0.01  # weight of a hypothesis that is left out
 
 
@@ -184,33 +187,20 @@ class Elsewhere:
         return _started(self.matrix, self.warmer_c, self.studies)
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """A mixture of normal distributions for every one of some candidates.
+class _Trials(NamedTuple):
+    """Measured trials: what the model sees of them, and what they showed."""
 
-    Attributes:
-        means: (hypotheses, candidates).
-        deviations: Standard deviations, same shape.
-        weights: (hypotheses,), their sum is 1.
-    """
+    seen: Floats
+    residuals: Floats
+    noise: Floats
 
-    means: Floats
-    deviations: Floats
-    weights: Floats
 
-    @property
-    def mean(self) -> Floats:
-        """Expected score, (candidates,)."""
-        return np.asarray(self.weights @ self.means)
+class _Fit(NamedTuple):
+    """A hypothesis conditioned on trials, and the logarithm of its weight times their likelihood."""
 
-    def expected_improvement(self, best: float) -> Floats:
-        """Expected amount by which each candidate exceeds `best` (Jones, Schonlau and Welch 1998), (candidates,)."""
-        z = (self.means - best) / self.deviations
-        return np.asarray(self.weights @ (self.deviations * (z * norm.cdf(z) + norm.pdf(z))))
-
-    def probability_below(self, bound: float | Floats) -> Floats:
-        """Probability that each candidate's value is at most `bound`, or its own one, (candidates,)."""
-        return np.asarray(self.weights @ norm.cdf((bound - self.means) / self.deviations))
+    process: GaussianProcessRegressor
+    hypothesis: Hypothesis
+    log: float
 
 
 class ResidualModel:
@@ -240,29 +230,29 @@ class ResidualModel:
             elsewhere: What trials of other studies showed.
         """
         self._features = features
-        self._seen = features.started(rows, warmer_c)
         self._predicted = predicted
         self._alike = elsewhere.alike if elsewhere else (1.0,)
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
-        residuals = residuals - self._offset
+        here = _Trials(features.started(rows, warmer_c), residuals - self._offset, noise)
+        every = self._fitted(hypotheses, here)
         if elsewhere is not None:
-            self._seen = np.vstack([self._seen, elsewhere.started()])
-            residuals, noise = np.append(residuals, elsewhere.residuals), np.append(noise, elsewhere.noise)
-        every = [self._fit(hypothesis, residuals, noise) for hypothesis in hypotheses]
-        shown = np.array([process.log_marginal_likelihood_value_ if len(residuals) else 0.0 for process in every])
-        logs = shown + np.log([hypothesis.weight for hypothesis in hypotheses])
+            there = _Trials(elsewhere.started(), elsewhere.residuals, elsewhere.noise)
+            both = _Trials(*(np.concatenate(parts) for parts in zip(here, there, strict=True)))
+            told = math.log(1.0 - UNALIKE) - logsumexp([fit.log for fit in self._fitted(hypotheses, there)])
+            every = [fit._replace(log=fit.log + math.log(UNALIKE)) for fit in every]
+            every += [fit._replace(log=fit.log + told) for fit in self._fitted(hypotheses, both)]
+        logs = np.array([fit.log for fit in every])
         weights = np.exp(logs - logs.max())
         kept = weights >= _NEGLIGIBLE * weights.sum()
-        self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]
-        self._hypotheses = [hypothesis for hypothesis, keep in zip(hypotheses, kept, strict=True) if keep]
+        self._fits = [fit for fit, keep in zip(every, kept, strict=True) if keep]
         self._weights = weights[kept] / weights[kept].sum()
 
     def belief(self, rows: Rows) -> Belief:
         """Score of some candidates, started at the usual temperature."""
         seen = self._features.started(rows, 0.0)
-        found = [process.predict(seen, return_std=True) for process in self._processes]
+        found = [process.predict(seen, return_std=True) for process, *_ in self._fits]
         shape = len(found), len(rows)  # scikit-learn drops the axis of a single candidate
         residuals, deviations = (np.stack(part).reshape(shape) for part in zip(*found, strict=True))
         return Belief(self._predicted[rows] + self._offset + residuals, np.maximum(deviations, _LEAST), self._weights)
@@ -271,7 +261,7 @@ class ResidualModel:
         """Expected score of all candidates without the knobs' smooth function: a few products per candidate."""
         features = self._features.matrix[:, : self._features.parts + 1]
         slopes, offset = np.zeros(features.shape[1]), self._offset
-        for process, hypothesis, weight in zip(self._processes, self._hypotheses, self._weights, strict=True):
+        for (process, hypothesis, _), weight in zip(self._fits, self._weights, strict=True):
             if hasattr(process, "X_train_"):
                 scales = np.array([hypothesis.parts] * self._features.parts + [hypothesis.stretch]) ** 2
                 study = process.X_train_[:, -1].astype(np.intp)
@@ -279,10 +269,17 @@ class ResidualModel:
                 offset += weight * _OFFSET**2 * float(process.alpha_[study == 0].sum())
         return np.asarray(self._predicted + offset + features @ slopes)
 
-    def _fit(self, hypothesis: Hypothesis, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
-        variances = noise**2 if len(residuals) else NOISE**2
-        process = GaussianProcessRegressor(self._features.kernel(hypothesis, self._alike), alpha=variances, optimizer=None)
-        return process.fit(self._seen, residuals) if len(residuals) else process
+    def _fitted(self, hypotheses: Sequence[Hypothesis], trials: _Trials) -> list[_Fit]:
+        """Every hypothesis conditioned on some trials; as it is where there are none."""
+        every, total = [], sum(hypothesis.weight for hypothesis in hypotheses)
+        for hypothesis in hypotheses:
+            variances = trials.noise**2 if len(trials.noise) else NOISE**2
+            process = GaussianProcessRegressor(self._features.kernel(hypothesis, self._alike), alpha=variances, optimizer=None)
+            log = math.log(hypothesis.weight / total)
+            if len(trials.residuals):
+                log += process.fit(trials.seen, trials.residuals).log_marginal_likelihood_value_
+            every.append(_Fit(process, hypothesis, log))
+        return every
 
 
 def _started(matrix: Floats, warmer_c: Floats | float, study: Rows | int) -> Floats:

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
 from autotune.records import TrialResult  # noqa: E402
+from autotune.refit import Refit  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
 from benchmarks.replay_spaces import Space, neighbours, spaces  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
@@ -69,6 +70,7 @@ def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InM
     spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": sampler, "seed": seed, "budget": budget})
     launcher = TableLauncher(space.seconds)
     study = PoolStudy(spec, spec.pools[0], launcher, storage, lambda study, record: None, predictor=space.predict)
+    study.refit = Refit(study.name, study.table, None, ("", ""), None)  # of no use to what starts from given predictions
     tried = []
     while (proposal := study.propose()) is not None:
         tried.append(space.seconds[proposal.config])

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from autotune.belief import Belief
 from autotune.residual_kernels import Alike
-from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Belief, Features, ResidualModel
+from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Features, ResidualModel
 
 RANDOM = np.random.default_rng(0)
 SHARES = RANDOM.dirichlet(np.ones(4), size=60)

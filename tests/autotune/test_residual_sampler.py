@@ -10,11 +10,12 @@ from optuna.storages import InMemoryStorage
 
 from autotune import acquisition
 from autotune.acquisition import SHORTLIST, Seen, believing, choose, shortlist
+from autotune.belief import Belief
 from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
-from autotune.residual_model import Belief, warmer_c
+from autotune.residual_model import warmer_c
 from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
