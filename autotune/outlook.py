@@ -172,8 +172,9 @@ def _knobs(table: CandidateTable, others: Sequence[Table]) -> tuple[Floats, Floa
     Knobs that are not searched are among them where other trials had them otherwise.
     """
     tables = [table.columns, *(other.columns for other in others)]
-    apart = [name for name in TrialConfig.model_fields if len({value for one in tables for value in one.column(name).values}) > 1]
-    names = dict.fromkeys((*table.knobs, *(apart if others else ())))
+    chosen = ({name: set(one.column(name).values) for name in TrialConfig.model_fields} for one in tables[1:])
+    apart = [name for there in chosen for name, values in there.items() if values != set(table.columns.column(name).values)]
+    names = dict.fromkeys((*table.knobs, *apart))
     follow = [[np.log2(np.maximum(number, 1)) for number in (one.dp, one.micro_batches)] for one in tables]
     return _varying([_scaled(name, tables) for name in names], tables), _varying(
         [_stacked(numbers, tables) for numbers in zip(*follow, strict=True)], tables
