@@ -38,6 +38,8 @@ _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
 _PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
 _Z95 = 1.96
+ENOUGH = 100
+"""Trials from which on a study needs no others' to tell it anything, and would only be slower with them."""
 UNALIKE = 0.3
 """Probability that what was off in other studies says nothing here, before any trial here tells."""
 _NEGLIGIBLE = 0.01  # weight of a hypothesis that is left out
@@ -227,8 +229,10 @@ class ResidualModel:
             noise: Standard deviations of these.
             hypotheses: How far the prediction may be off.
             warmer_c: How much warmer than usual each trial's GPUs were when it began, degrees.
-            elsewhere: What trials of other studies showed.
+            elsewhere: What trials of other studies showed; left out from `ENOUGH` trials on.
         """
+        if len(rows) >= ENOUGH:
+            elsewhere = None
         self._features = features
         self._predicted = predicted
         self._alike = elsewhere.alike if elsewhere else (1.0,)

@@ -100,11 +100,11 @@ def test_one_that_agrees_with_the_prediction_leaves_the_first_proposal() -> None
 
 def test_a_constant_factor_between_studies_says_nothing() -> None:
     orders = []
-    for factor in (1.0, 3.0, 0.2):
+    for factor in (1.0, 3.0):
         storage = InMemoryStorage()
         before(storage, best_stages(), factor)
-        orders.append(run(opened(storage, budget={"trials": 8, "confidence": None})))
-    assert orders[0] == orders[1] == orders[2]
+        orders.append(run(opened(storage, budget={"trials": 5, "confidence": None})))
+    assert orders[0] == orders[1]
 
 
 def test_a_few_trials_outvote_what_was_elsewhere() -> None:
@@ -113,20 +113,21 @@ def test_a_few_trials_outvote_what_was_elsewhere() -> None:
     before(storage, slow)
     study = opened(storage, budget={"trials": 6, "confidence": None})
     tried = [seconds(study, config) for config in run(study)]
-    assert min(tried) <= 1.02 * min(seconds(study, config) for config in run(opened(InMemoryStorage())))
-    assert tried[1] > 1.02 * min(tried)
+    best = float(predicted(study.table.columns).step_time_s.min())
+    assert tried[1] > 1.02 * best
+    assert min(tried) <= 1.02 * best
 
 
 def test_nothing_of_an_earlier_study_is_a_trial_of_the_new_one() -> None:
     """The earlier one was a hundred times as fast, over the same candidates."""
     storage = InMemoryStorage()
     before(storage, factor=0.01, global_batch_size=64)
-    study = opened(storage)
+    study = opened(storage, budget={"trials": 6, "confidence": None})
     run(study)
     assert study.best is not None and study.best in study.records
     assert study.best.metrics["step_time_s"] > 0.5 * min(seconds(study, record.config) for record in study.records)
-    assert len(optuna_study(study).trials) == len(study.records) == study.launched == 16
-    assert study.results().spent.trials == 16
+    assert len(optuna_study(study).trials) == len(study.records) == study.launched == 6
+    assert study.results().spent.trials == 6
     assert {record.study for record in study.records} == {study.name}
     assert study._sampler._inner.seen(optuna_study(study)).rows == [study.table.find(one.config) for one in study.records]  # type: ignore[union-attr]
 
@@ -135,14 +136,14 @@ def test_a_resumed_study_starts_with_the_trials_it_began_with() -> None:
     """The earlier one went on meanwhile and contradicts itself, and a third was added."""
     storage, slow = InMemoryStorage(), best_stages()
     before(storage, slow)
-    whole = run(opened(storage, name="whole", transfer=True, budget={"trials": 6, "confidence": None}), slow)
+    whole = run(opened(storage, name="whole", budget={"trials": 5, "confidence": None}), slow)
 
     storage = InMemoryStorage()
     before(storage, slow)
     first = run(opened(storage, name="whole", budget={"trials": 3, "confidence": None}), slow)
     before(storage, 0, budget={"trials": 40, "confidence": None})
     before(storage, 0, name="another", global_batch_size=64)
-    again = run(opened(storage, name="whole", budget={"trials": 6, "confidence": None}), slow)
+    again = run(opened(storage, name="whole", budget={"trials": 5, "confidence": None}), slow)
     assert first + again == whole
 
 
