@@ -29,7 +29,9 @@ PredictionSource = Callable[[], Predictions | None]
 _REDRAWS: dict[SamplerName, int] = {"residual": 1, "tpe": 10, "gp": 2, "nsga2": 50, "random": 50, "grid": 0}
 
 
-def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: PredictionSource, earlier: Earlier) -> BaseSampler | None:
+def inner_sampler(
+    spec: StudySpec, candidates: Candidates, predictions: PredictionSource, earlier: Earlier = NOTHING
+) -> BaseSampler | None:
     """The study's sampler, ours or Optuna's; None for `grid`, which walks the table in its own order."""
     seed = spec.seed
     match spec.sampler:
