@@ -231,7 +231,7 @@ class ResidualModel:
             warmer_c: How much warmer than usual each trial's GPUs were when it began, degrees.
             elsewhere: What trials of other studies showed; left out from `ENOUGH` trials on.
         """
-        if len(rows) >= ENOUGH:
+        if elsewhere is not None and (len(rows) >= ENOUGH or not len(elsewhere.residuals)):
             elsewhere = None
         self._features = features
         self._predicted = predicted

@@ -34,7 +34,7 @@ class Earlier:
     predictor: Predictor | None = None
 
     def tables(self, newest: Predictions | None) -> list[Table]:
-        """Their trials with what is predicted of them today; of none where nothing is predicted of the candidates."""
+        """Their trials with what is predicted of them today: nothing where nothing is predicted of the candidates."""
         columns = [columns_of(study.workload, [record.config for record in study.records]) for study in self.studies]
         if newest is None:
             return [Table(study, rows, None) for study, rows in zip(self.studies, columns, strict=True)]
