@@ -138,10 +138,11 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(roughly_fits)))
     short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + kept_roughly, seed)
     fits = view.memory.fits_as_measured(view.features, out_of_memory, fitted, peaks, short) if view.memory else np.ones(len(short))
-    keeps = np.prod([np.ones(len(short)), *(own.belief(short).probability_below(most) for most, own in limits)], axis=0)
+    keeps = _keeps(limits, short)
     runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
-    crosses, risk, best = 1.0 - keeps, seen.risk(view.limits), seen.best(view.limits)
+    risked = float((1.0 - _keeps(limits, np.array(seen.running, dtype=np.intp))).sum())
+    crosses, risk, best = 1.0 - keeps, seen.risk(view.limits) - risked, seen.best(view.limits)
     place, improvement = _best_place(belief, chance, crosses, risk, best, believed, len(seen.rows))
     return Choice(
         row=int(short[place]),
@@ -231,6 +232,13 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     features = view.features.stretching(limit.predicted)
     warmer = warmer_c(seen.metrics)[known]
     return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES, warmer, limit.elsewhere)
+
+
+def _keeps(limits: Sequence[tuple[float, ResidualModel]], rows: Rows) -> Floats:
+    """Probability that each of some candidates keeps all limits, given the largest logarithm allowed and the model of each."""
+    return np.asarray(
+        np.prod([np.ones(len(rows)), *(own.belief(rows).probability_below(most) for most, own in limits if len(rows))], axis=0)
+    )
 
 
 def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:

@@ -206,16 +206,16 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
 def status(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
     """Show whether a study is running, its trials and the best so far."""
     from autotune.report import final_report, results_json, trial_table
-    from autotune.results import read_results
+    from autotune.results import read_driver, read_results
 
     folder = find_study(study, root)
-    spec, driver = folder.read_spec(), folder.driver()
-    results = read_results(spec, folder)
+    spec = folder.read_spec()
+    driver, results = read_driver(spec, folder), read_results(spec, folder)
     if as_json:
         pools = results_json(results, trials=True)
-        _print_json({"driver_pid": int(driver["pid"]) if driver else None, "pools": pools})
+        _print_json({"driver_pid": driver.pid if driver else None, "driver_host": driver.host if driver else None, "pools": pools})
         return
-    console.print(f"driver: {'running, pid ' + str(int(driver['pid'])) if driver else 'none is running'}")
+    console.print(f"driver: {f'running on {driver.host}, pid {driver.pid}' if driver else 'none is running'}")
     console.print(trial_table([record for result in results for record in result.records if not record.violations]))
     console.print(final_report(results, spec.measurement.warmup_steps))
 

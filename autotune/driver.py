@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
 from autotune.simulation import host_pool, is_simulated
 from autotune.spec import StudySpec
-from autotune.stop_signals import StopSignals, end_process
+from autotune.stop_signals import StopSignals, give_up
 from autotune.trial import MegatronTrial
 
 __all__ = ["check_nodes", "drive"]
@@ -43,7 +42,7 @@ def drive(
         KeyboardInterrupt: where the user stops it before the first trial.
         InfrastructureError: where a pool's nodes cannot be had or Ray Tune fails.
     """
-    with session.watched(_give_up), Slots(session, spec.name) as slots:
+    with session.watched(_ray_is_gone), Slots(session, spec.name) as slots:
         stop.arm()  # Ray's C++ handler of SIGTERM comes before ours
         with stop.interruptible():
             for study in studies:
@@ -72,7 +71,6 @@ def _fit(searcher: StudySearcher, scratch: Path) -> None:
         raise InfrastructureError(f"Ray Tune ended: {error}", "`autotune resume` goes on with the study") from error
 
 
-def _give_up(what: str) -> None:
-    """Ray itself is gone, and calls into it would block: end now; the storage is safe, `resume` closes what is open."""
-    print(f"error: {what}; `autotune resume` goes on with the study", file=sys.stderr, flush=True)
-    end_process(1)
+def _ray_is_gone(what: str) -> None:
+    """Calls into Ray would block."""
+    give_up(f"{what}; `autotune resume` goes on with the study")

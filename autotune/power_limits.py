@@ -18,14 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from autotune.telemetry import Gpu, PowerLimitError
-from launchers.process_tree import is_alive, read_process
+from launchers.process_tree import boot_id, is_alive, read_process
 
 log = logging.getLogger(__name__)
 RESTORE_VARIABLE = "AUTOTUNE_RESTORE"
 RESTORE_S = 10.0
 _COMMAND_S = 10.0
 _SAME_W = 1.0
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +66,11 @@ def read_records(folder: Path) -> list[RestoreRecord]:
         except (OSError, ValueError, TypeError, KeyError) as error:
             log.warning("the restore record %s cannot be read: %s", path, error)
             continue
-        if record.boot == _boot():
+        if record.boot == boot_id():
             found.append(record)
         else:
             path.unlink(missing_ok=True)
     return found
-
-
-def _boot() -> str:
-    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 class PowerLimits:
@@ -128,7 +123,7 @@ class PowerLimits:
         older = next((record for record in read_records(self._folder) if record.uuid == uuid), None)
         watts = older.watts if older else gpu.requested_power_limit_w()
         me = read_process(os.getpid())
-        record = RestoreRecord(uuid, gpu.info.vendor, watts, self._command, _boot(), me.key if me else (0, 0))
+        record = RestoreRecord(uuid, gpu.info.vendor, watts, self._command, boot_id(), me.key if me else (0, 0))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{uuid}.json"
         partial = path.with_suffix(".partial")

@@ -14,6 +14,7 @@ from autotune.budget import Spent
 from autotune.confirm import Decision
 from autotune.earlier import told
 from autotune.ledger import Ledger
+from autotune.one_driver import Driver, running_driver
 from autotune.pareto import Point
 from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.run_spread import RunSpread, ratio_interval, run_spread
@@ -134,6 +135,13 @@ def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
         for pool in spec.pools
         if (name := study_name(spec, pool)) in known
     ]
+
+
+def read_driver(spec: StudySpec, folder: StateFolder) -> Driver | None:
+    """The driver that runs the study now, here or elsewhere; None where none was seen."""
+    storage = open_storage(spec.storage, folder.path)
+    found = (running_driver(storage, study_name(spec, pool)) for pool in spec.pools)
+    return next((driver for driver in found if driver is not None), None)
 
 
 def study_name(spec: StudySpec, pool: PoolSpec) -> str:

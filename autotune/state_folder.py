@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import yaml
 
-from autotune.errors import AutotuneError, SpecError
+from autotune.errors import SpecError
+from autotune.one_driver import Driver, refusal
 from autotune.records import TrialRecord
 from autotune.spec import StudySpec, load_study
 from autotune.storage import absolute_url
@@ -63,13 +62,15 @@ class StateFolder:
         best = {"trial": record.number, "config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)}
         _write(self.path / f"best-{pool}.json", json.dumps(best, indent=2) + "\n")
 
-    def driver(self) -> dict[str, float] | None:
-        """Process id and start time of the driver that is running now; None where none is."""
+    def driver(self) -> Driver | None:
+        """The driver that is running on this machine now; None where none is."""
+        known = self._last_driver()
+        return known if known is not None and known.lives() else None
+
+    def _last_driver(self) -> Driver | None:
         try:
-            known: dict[str, float] = json.loads((self.path / _DRIVER).read_text(encoding="utf-8"))
-            process = psutil.Process(int(known["pid"]))
-            return known if abs(process.create_time() - known["process_started_s"]) < 1.0 else None
-        except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+            return Driver(**json.loads((self.path / _DRIVER).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             return None
 
     def detach(self, address: str | None) -> tuple[int, Path]:
@@ -86,20 +87,15 @@ class StateFolder:
         """Hold the folder as its only driver.
 
         Raises:
-            AutotuneError: where another driver holds it.
+            SpecError: where another driver holds it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / _LOCK, "a", encoding="utf-8") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                pid = f" (pid {driver['pid']:.0f})" if (driver := self.driver()) else ""
-                raise AutotuneError(
-                    f"another driver{pid} runs the study in {self.path}",
-                    f"`autotune status {self.path.name}` shows it",
-                ) from None
-            me = {"pid": os.getpid(), "process_started_s": psutil.Process().create_time(), "started_s": time.time()}
-            _write(self.path / _DRIVER, json.dumps(me))
+                raise refusal(self.path.name, self._last_driver(), 0.0) from None
+            _write(self.path / _DRIVER, json.dumps(asdict(Driver.here())))
             try:
                 yield
             finally:

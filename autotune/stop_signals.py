@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -113,6 +114,12 @@ class StopSignals:
         for descriptor in self._terminals:
             os.dup2(null, descriptor)
         os.close(null)
+
+
+def give_up(why: str) -> None:
+    """End now, where going on would block or spoil: the storage is safe, and the next driver closes what is open."""
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    end_process(1)
 
 
 def end_process(code: int) -> None:

@@ -14,7 +14,7 @@ import optuna
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import is_network_filesystem, lock_report
@@ -23,6 +23,7 @@ Direction = Literal["maximize", "minimize"]
 JOURNAL_NAME = "optuna-journal.log"
 WAIT_S = 30.0
 _RETRY_S = 1.0
+_MOST_RACES = 5
 _CONNECT_S = 15
 _BLOCK_BYTES = 65536
 _LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
@@ -129,20 +130,24 @@ def _end_of_last_line(descriptor: int, end: int) -> int:
 
 
 def _open_database(url: str, wait_s: float) -> BaseStorage:
-    """Connect, waiting for a server that is still starting."""
+    """Connect, waiting for a server that is still starting, and for another driver that is making the tables."""
     is_file = url.startswith("sqlite")
     # Connections idle for the length of a trial may have been closed by the server.
     engine = {} if is_file else {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_S}}
-    deadline = time.monotonic() + wait_s
+    deadline, races = time.monotonic() + wait_s, 0
     while True:
         try:
             return RDBStorage(url, engine_kwargs=engine)
-        except OperationalError as error:
-            if time.monotonic() >= deadline:
-                raise _unreachable(url, error) from error
         except (SQLAlchemyError, ImportError, RuntimeError) as error:
-            raise _unreachable(url, error) from error
+            starting = isinstance(error, OperationalError) and time.monotonic() < deadline
+            races += (racing := _tables_are_being_made(error))
+            if not starting and not (racing and races <= _MOST_RACES):
+                raise _unreachable(url, error) from error
         time.sleep(_RETRY_S)
+
+
+def _tables_are_being_made(error: Exception) -> bool:
+    return isinstance(error, IntegrityError) or "already exists" in str(error)
 
 
 def _unreachable(url: str, error: Exception) -> InfrastructureError:

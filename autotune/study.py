@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
+
+from optuna.storages import BaseStorage
 
 from autotune import pareto
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
+from autotune.one_driver import only_driver
 from autotune.pareto_text import front_lines
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
-from autotune.results import PoolResults, keep_notes
+from autotune.results import PoolResults, keep_notes, study_name
 from autotune.simulation import host_pool, is_simulated, note, twin_launcher
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
-from autotune.stop_signals import StopSignals
+from autotune.stop_signals import StopSignals, give_up
 from autotune.storage import drop_stale_lock, open_storage
 from autotune.tracking import ParentRun, Tracker
 from launchers.base import Launcher
@@ -82,12 +85,29 @@ def launcher_of(spec: StudySpec, pool: PoolSpec) -> Launcher:
     return twin_launcher(spec, pool) if is_simulated(spec) else load_launcher(spec.launcher)
 
 
+@contextmanager
+def driving(spec: StudySpec, folder: StateFolder) -> Iterator[BaseStorage]:
+    """Be the only driver that writes to the folder and to the study's storage, which is given.
+
+    Raises:
+        SpecError: where another driver runs it.
+    """
+    with folder.locked():
+        drop_stale_lock(spec.storage, folder.path)
+        storage = open_storage(spec.storage, folder.path)
+        with only_driver(storage, [study_name(spec, pool) for pool in spec.pools], give_up):
+            yield storage
+
+
 def open_studies(
-    spec: StudySpec, folder: StateFolder, on_record: Callable[[PoolStudy, TrialRecord], None], address: str | None = None
+    spec: StudySpec,
+    folder: StateFolder,
+    storage: BaseStorage,
+    on_record: Callable[[PoolStudy, TrialRecord], None],
+    address: str | None = None,
 ) -> list[PoolStudy]:
-    """Open every pool's study on the spec's storage, without Ray; knobs that its nodes do not let us set are dropped by name."""
+    """Open every pool's study, without Ray; knobs that its nodes do not let us set are dropped by name."""
     notes = {} if is_simulated(spec) else check_rights(spec, _prober(spec, address))
-    storage = open_storage(spec.storage, folder.path)
     studies = []
     kept_in = None if is_simulated(spec) else folder.path.parent
     for pool in spec.pools:
@@ -109,8 +129,8 @@ def prepare_study(spec: StudySpec, folder: StateFolder, address: str | None = No
         AutotuneError: where another driver runs it, or the storage holds something else under its name.
     """
     check_runnable(spec)
-    with folder.locked():
-        open_studies(spec, folder, lambda study, record: None, address)
+    with driving(spec, folder) as storage:
+        open_studies(spec, folder, storage, lambda study, record: None, address)
         folder.write_spec(spec)
 
 
@@ -119,7 +139,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
 
     Args:
         spec: What to do.
-        folder: Where its state is; only one driver may hold it.
+        folder: Where its state is.
         listener: Progress.
         address: Ray cluster to join; None starts a private Ray.
 
@@ -130,17 +150,24 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
     check_runnable(spec)
-    with StopSignals() as stop, folder.locked():
-        drop_stale_lock(spec.storage, folder.path)
+    with StopSignals() as stop, ExitStack() as stack:
+        with stop.interruptible():
+            storage = stack.enter_context(driving(spec, folder))
         tracker = Tracker(spec.tracking_uri, folder.path)
         try:
-            return _run(spec, folder, listener, tracker, address, stop)
+            return _run(spec, folder, storage, listener, tracker, address, stop)
         finally:
             tracker.close(_TRACKER_CLOSE_S)
 
 
 def _run(
-    spec: StudySpec, folder: StateFolder, listener: Listener, tracker: Tracker, address: str | None, stop: StopSignals
+    spec: StudySpec,
+    folder: StateFolder,
+    storage: BaseStorage,
+    listener: Listener,
+    tracker: Tracker,
+    address: str | None,
+    stop: StopSignals,
 ) -> list[PoolResults]:
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
@@ -148,7 +175,7 @@ def _run(
             folder.write_best(study.pool.name, record)
         listener.ended(study, record)
 
-    studies = open_studies(spec, folder, on_record, address)
+    studies = open_studies(spec, folder, storage, on_record, address)
     # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
     folder.write_spec(spec)
     runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}

@@ -11,6 +11,9 @@ from search_spaces.model import ModelSpec
 
 Row = Mapping[str, str]
 
+DELAYED_SCALING = ("nemo-launcher", "llm-foundry")
+"""Sources from before Transformer Engine 2.0, which had no other recipe for one scale per tensor."""
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -88,7 +91,7 @@ def method(raw: Row, model: ModelSpec, facts: Facts) -> dict[str, Any]:
         "overlap_param_gather": overlap and distributed,
         "precision": "fp16" if precision.startswith("fp16") else "bf16",
         **_recompute(raw),
-        **_eight_bit(precision),
+        **_eight_bit(precision, raw["source_group"]),
     }
     if whole(raw, "cp", 1) > 1 and "cp_comm_type a2a" in notes:
         knobs["cp_comm_type"] = ("a2a",)
@@ -125,11 +128,12 @@ def _bridge_recipe(raw: Row, method: Mapping[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-def _eight_bit(precision: str) -> dict[str, Any]:
+def _eight_bit(precision: str, source: str) -> dict[str, Any]:
     recipes = {"mx": "mxfp8", "fp4": "mxfp8", "block": "blockwise", "128x128": "blockwise"}
     if "fp8" not in precision and "float8" not in precision and "fp4" not in precision:
         return {}
-    return {"fp8_format": "hybrid", "fp8_recipe": next((to for word, to in recipes.items() if word in precision), "tensorwise")}
+    plain = "delayed" if source in DELAYED_SCALING else "tensorwise"
+    return {"fp8_format": "hybrid", "fp8_recipe": next((to for word, to in recipes.items() if word in precision), plain)}
 
 
 def _recompute(raw: Row) -> dict[str, Any]:

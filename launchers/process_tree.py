@@ -7,12 +7,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GONE_STATES = "Xx"
 _PAUSE_S = 0.005
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -73,6 +75,11 @@ def read_process(pid: int) -> Process | None:
     fields = tail.split()
     own, reaped = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
     return Process(pid, int(fields[19]), int(fields[1]), fields[0], int(fields[17]), head.partition("(")[2], own, reaped)
+
+
+def boot_id() -> str:
+    """What identifies this boot of the machine, the same in all of its containers."""
+    return _BOOT_ID.read_text(encoding="ascii").strip()
 
 
 def is_alive(key: tuple[int, int]) -> bool:

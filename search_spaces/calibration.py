@@ -41,7 +41,7 @@ PRIOR_SPREAD = {
 LIMITS = {
     "gemm": (0.2, 0.95),
     "gemm_low": (0.2, 0.95),
-    "attention": (0.1, 0.9),
+    "attention": (0.2, 1.5),
     "memory": (0.3, 0.95),
     "inside": (0.2, 0.95),
     "between": (0.2, 0.95),

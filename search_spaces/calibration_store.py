@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from search_spaces.coefficients import Coefficients
+from search_spaces.coefficients import MEANING, Coefficients
 
 MOST_STUDIES = 8
 """Studies whose coefficients are kept per pool and software; the one that was refitted longest ago goes first."""
@@ -51,7 +51,7 @@ class Store:
             software: What the ranks ran, e.g. "megatron-core 0.16.1, torch 2.9".
             but_of: A study whose own calibration is left out: its prior must not hold its own trials.
         """
-        studies = self._read().get(pool, {}).get(software, {})
+        studies = self._read().get(pool, {}).get(_key(software), {})
         return next((studies[name] for name in reversed(studies) if name != but_of), None)
 
     def put(self, pool: str, software: str, study: str, calibration: Calibration) -> None:
@@ -64,7 +64,7 @@ class Store:
             calibration: The refit.
         """
         content = self._read()
-        studies = content.setdefault(pool, {}).setdefault(software, {})
+        studies = content.setdefault(pool, {}).setdefault(_key(software), {})
         studies.pop(study, None)
         studies[study] = calibration
         for old in list(studies)[:-MOST_STUDIES]:
@@ -75,3 +75,8 @@ class Store:
 
     def _read(self) -> dict[str, dict[str, dict[str, Calibration]]]:
         return _CONTENT.validate_json(self.path.read_bytes()) if self.path.is_file() else {}
+
+
+def _key(software: str) -> str:
+    """What coefficients are kept under: refitted where they meant something else, they are another software's."""
+    return f"{software}, coefficients {MEANING}"

@@ -12,6 +12,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveFloat
 
 _FILE = Path(__file__).with_name("coefficients.yaml")
+MEANING = 2
+"""Raised whenever a coefficient comes to mean something else: those refitted before are not taken for these."""
 
 
 class Coefficients(BaseModel):
@@ -19,16 +21,16 @@ class Coefficients(BaseModel):
 
     Attributes:
         gemm: Share of the dense 16-bit peak that a large aligned matrix product reaches, power and clocks included.
-        gemm_low: The same for 8-bit and narrower products, the casts around them included.
+        gemm_low: The same of the 8-bit peak, for 8-bit and narrower products, casts apart.
         tail: Waves of tiles lost at the end of a matrix product; makes small products slower.
-        attention: Share of the 16-bit peak in fused attention.
+        attention: Share of the 16-bit peak in fused attention, exponentials apart.
         memory: Share of the memory bandwidth in element-wise kernels.
         launch_us: Host microseconds per kernel, the framework's Python included.
         inside: Share of the link's bandwidth that collectives reach inside a domain.
         between: The same between domains.
         latency: Measured latency of a collective's step over the link's stated one.
         overlap: Share of communication hidden where an overlap is switched on and there is work to hide it behind.
-        tp_hidden: Share of the backward pass's tensor parallel exchange hidden behind weight gradients without `tp_comm_overlap`.
+        tp_hidden: Share of the backward pass's tensor parallel exchange that products beside it hide without `tp_comm_overlap`.
         step_ms: Milliseconds of every step that no part explains (data, logging, clipping's synchronisation).
         micro_batch_ms: Milliseconds of every micro-batch on every stage that no part explains (schedule, hand-over).
         imbalance: Load of the busiest expert rank over the mean under real routing.
@@ -37,9 +39,9 @@ class Coefficients(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     gemm: PositiveFloat = 0.7
-    gemm_low: PositiveFloat = 0.75
+    gemm_low: PositiveFloat = 0.67
     tail: PositiveFloat = 1.0
-    attention: PositiveFloat = 0.5
+    attention: PositiveFloat = 0.8
     memory: PositiveFloat = 0.75
     launch_us: PositiveFloat = 30.0
     inside: PositiveFloat = 0.6

@@ -38,6 +38,7 @@ class GpuSpec(BaseModel):
         memory_bandwidth_gb_s: Peak bandwidth of that memory, 10^9 bytes/s.
         peak_tflops: Dense peak by precision, 10^12 operations/s.
         multiprocessors: SMs or compute units.
+        exponentials_per_clock: Exponentials that one of them finishes per clock.
         dies_per_package: Devices that share one package and its watts (MI250: 2).
         tdp_w: Board power the device is built for, per package.
         idle_w: Watts with a context open and nothing running, per package.
@@ -55,6 +56,7 @@ class GpuSpec(BaseModel):
     memory_bandwidth_gb_s: PositiveFloat
     peak_tflops: dict[Precision, PositiveFloat]
     multiprocessors: PositiveInt
+    exponentials_per_clock: PositiveFloat = 16
     dies_per_package: PositiveInt = 1
     tdp_w: PositiveFloat
     idle_w: PositiveFloat
@@ -73,6 +75,12 @@ class GpuSpec(BaseModel):
         if "fp32" not in self.peak_tflops:
             raise ValueError("peak_tflops needs at least fp32")
         return self
+
+    @property
+    def exponential_width(self) -> float:
+        """Width of a head at which a score's two products take as long as its exponential."""
+        operations_per_clock = self.peak("bf16") / (self.multiprocessors * self.clock_mhz.boost * 1e6)
+        return operations_per_clock / (4.0 * self.exponentials_per_clock)
 
     def peak(self, precision: Precision) -> float:
         """Dense operations/s; a precision the device lacks runs at the next wider one it has (fp4 -> fp8 -> bf16 -> fp32)."""

@@ -25,6 +25,17 @@ MISALIGNED = 0.08
 NO_TENSOR_CORE = 10.0
 REFERENCE_W_PER_TFLOPS = 0.7  # board power over dense 16-bit peak of an H100 SXM
 OLD_FLASH = 0.5  # flash attention 2 against kernels written for Hopper and later (Shah et al. 2024: 35 % of peak against 75 %)
+ATTENTION_ROWS = 256.0  # queries that a multiprocessor works on at a time in the forward pass; half as many keys in the backward
+SHORT_KEYS = 320.0
+"""Keys that the start and the end of a row of scores cost.
+
+Shah et al. 2024, figure 5 (cuDNN, H100, causal, heads 128 wide): 512 and 2,048 keys reach 0.58 and 0.90 of the rate of 16,384.
+"""
+ATTENTION_BACKWARD = 1.5
+"""Seconds of the backward pass over those of its products and exponentials at the forward's rates.
+
+Same paper, figure 6 (flash attention 3, H100, heads 128 wide, 16,384 keys): 561 TFLOP/s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +63,14 @@ class Machine:
         return float(np.sqrt(min(watts / REFERENCE_W_PER_TFLOPS, 1.0)))
 
     def gemm_rate(self, low_precision: Number, full_precision: Number) -> Floats:
-        """Operations/s of a large aligned matrix product: 8-bit, 32-bit, else 16-bit."""
+        """Operations/s of a large aligned matrix product: 8-bit, 32-bit, else 16-bit.
+
+        The watts bind 16-bit products only: the best 8-bit ones of H100, H200, GH200, B200, B300 and GB200 reach 0.71, 0.73, 0.78,
+        0.76, 0.75 and 0.72 of their peak, in no order of watts per operation (ml-engineering, "Maximum achievable matmul FLOPS").
+        """
         c, gpu = self.coefficients, self.gpu
-        low = c.gemm_low if "fp8" in gpu.peak_tflops else c.gemm
-        gemm, low = c.gemm * self.watts_share, low * self.watts_share
+        gemm = c.gemm * self.watts_share
+        low = c.gemm_low if "fp8" in gpu.peak_tflops else gemm
         wide = gpu.peak("tf32" if gpu.vendor != "cpu" else "fp32") * gemm
         return np.where(full_precision, wide, np.where(low_precision, gpu.peak("fp8") * low, gpu.peak("bf16") * gemm))
 
@@ -100,7 +115,11 @@ def linear(
 
 
 def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Number, qk: int, v: int) -> tuple[Floats, Floats]:
-    """Seconds of flash attention, forward and backward (Dao 2023: backward has 2.5 times the products, at a lower rate).
+    """Seconds of flash attention, forward and backward.
+
+    A score takes its products, 2 (qk + v) operations, and one exponential, which tensor cores cannot do: as they got faster from
+    generation to generation, exponentials did not (Shah et al. 2024, section 2; Zadouri et al. 2026, section 2). The backward pass
+    has 2.5 times the products and the exponentials once more (Dao 2023).
 
     Args:
         machine: The device.
@@ -110,10 +129,14 @@ def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Numbe
         qk: Head dimension of queries and keys.
         v: Head dimension of values.
     """
-    products = 2.0 * tokens * (keys / 2.0) * heads * (qk + v)
-    reached = machine.gpu.peak("bf16") * machine.coefficients.attention * keys / (keys + 1024.0)
-    forward = products / reached
-    return forward, 2.5 * forward * 1.2
+    gpu = machine.gpu
+    reached = gpu.peak("bf16") * machine.coefficients.attention * keys / (keys + SHORT_KEYS)
+    products = 2.0 * tokens * (keys / 2.0) * heads * (qk + v) / reached
+    exponentials = products * gpu.exponential_width / ((qk + v) / 2.0)
+    waves = heads * tokens / ATTENTION_ROWS / gpu.multiprocessors
+    tail = machine.coefficients.tail
+    forward = (products + exponentials) * (1.0 + tail / waves)
+    return forward, ATTENTION_BACKWARD * (2.5 * products + exponentials) * (1.0 + tail / (2.0 * waves))
 
 
 def unfused_attention(

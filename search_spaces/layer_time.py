@@ -37,7 +37,7 @@ def attention_piece(s: Shapes) -> Piece:
         gemm=forward[1] + forward[2],
         attention=core_backward,
         elementwise=1.5 * (around + rope) + casts + s.accumulation(_attention_weights(s)),
-        tp=s.tp_exposed(forward[2]),
+        tp=s.tp_exposed_backward(first[1], first[2]),
         cp=cp_backward,
         host=s.host(_BACKWARD_HOST * (18.0 + core_host) + s.tp_launches),
     )
@@ -63,7 +63,7 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
         elementwise=1.5 * (around + middle) + back_casts + s.accumulation((wide + 1) * model.hidden_size * ffn / s.tp),
-        tp=s.tp_exposed(up[2]),
+        tp=s.tp_exposed_backward(up[1], up[2]),
         host=s.host(_BACKWARD_HOST * kernels + s.tp_launches),
     )
     module = "shared_experts" if shared else "mlp"
@@ -87,7 +87,8 @@ def head_piece(s: Shapes) -> Piece:
     gather = np.where(s.split > 1, s.tp_exchange() / 2.0, 0.0)
     ahead = work(gemm=forward, elementwise=14.0 * logits, tp=small + gather, host=s.host(15.0))
     main = s.accumulation(s.model.hidden_size * vocabulary)
-    back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits + main, tp=s.tp_exposed(wgrad), host=s.host(10.0))
+    exposed = s.tp_exposed_backward(dgrad, wgrad, whole=False)
+    back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits + main, tp=exposed, host=s.host(10.0))
     return Piece(ahead, back, NONE)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +13,24 @@ from search_spaces.communication import Group
 from search_spaces.kernels import Floats, Machine
 from search_spaces.model import ModelSpec
 
-BLOCK_SCALED = 0.92  # products with a scale per block of 32 or 128 against one scale per tensor
-CAST_ELEMENTS = 3.0  # 16-bit elements moved to find a scale and write both layouts of an 8-bit operand
+CAST_ELEMENTS = {"tensorwise": 3.0, "delayed": 1.9, "mxfp8": 2.3, "blockwise": 2.3}
+"""16-bit elements moved to cast an operand of an 8-bit product and write both of its layouts.
+
+A tensor's own scale costs a pass more. Counted for `tensorwise`; the others by their times over its in Transformer Engine's guide
+"GEMM profiling" (casts included less casts apart: H200 0.63 for `delayed`, B300 0.78 for `mxfp8`).
+"""
+
+BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83}
+"""Rate of products with a scale per block over those with one per tensor, same guide: B300 casts apart; H200, whose tensor cores
+know no such scales, casts included and taken off as `mxfp8`'s."""
+
+ACCUMULATION_SEEN = 0.55
+"""Share of the main gradients' traffic that products do not hide.
+
+From SimuMax's profile of B200 kernels (configs/system/b200_bf16_ceperm.json), products of a weight's gradient added in 32 bits
+against the forward ones of the same sizes: 0.75 of the traffic at the full bandwidth in the median of 144, of which kernels reach
+about 0.73.
+"""
 
 LAYER_KNOBS = (
     "tensor_model_parallel_size",
@@ -70,10 +87,11 @@ class Work(NamedTuple):
     def waits(self) -> Floats:
         """Seconds that the device waits for the host.
 
-        Where one is much slower it decides; where they are alike each holds the other up in turn, since neither a kernel's launch
-        nor its run always takes the same: the root of the sum of their squares.
+        The host runs ahead of the device, by a queue of a thousand launches, so that the longer of both sums decides; where they
+        are alike each holds the other up at times, since neither a launch nor a kernel always takes the same: hence fourth powers.
         """
-        return np.asarray(np.hypot(self.device, self.host) - self.device)
+        device = self.device
+        return np.asarray(np.sqrt(np.hypot(device**2, self.host**2)) - device)
 
 
 def work(**seconds: Floats | float) -> Work:
@@ -82,6 +100,12 @@ def work(**seconds: Floats | float) -> Work:
 
 
 NONE = work()
+
+
+def _by_recipe(columns: Columns, figures: Mapping[str, float], otherwise: float) -> Floats:
+    """A figure of each row's recipe for 8-bit products."""
+    recipes = columns.column("fp8_recipe")
+    return np.asarray(np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes])
 
 
 class Piece(NamedTuple):
@@ -109,6 +133,7 @@ class Shapes:
     element: Floats
     rate: Floats
     low: Bools
+    cast_elements: Floats
     gradient: Floats
     split: Floats
     recompute_full: Bools
@@ -127,9 +152,9 @@ class Shapes:
             tokens=columns.mbs * columns.workload.seq_length / columns.cp,
             tp=tp,
             element=np.where(fp32, 4.0, 2.0),
-            rate=machine.gemm_rate(low, fp32)
-            * np.where(low & columns.equals("fp8_recipe", "mxfp8", "blockwise"), BLOCK_SCALED, 1.0),
+            rate=machine.gemm_rate(low, fp32) * np.where(low, _by_recipe(columns, BLOCK_SCALED, 1.0), 1.0),
             low=low,
+            cast_elements=np.where(low, _by_recipe(columns, CAST_ELEMENTS, 0.0), 0.0),
             gradient=np.where(columns.equals("main_grads_dtype", "bf16"), 2.0, 4.0),
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
@@ -146,11 +171,14 @@ class Shapes:
 
     def casts(self, elements: Floats | float) -> Floats:
         """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
-        return self.moved(elements * CAST_ELEMENTS) * self.low
+        return self.moved(elements * self.cast_elements)
 
     def accumulation(self, weights: Floats | float) -> Floats:
-        """Seconds of adding a micro-batch's weight gradients to the main gradients: read and write, 32 or 16 bits."""
-        return np.asarray(weights * self.gradient * 2.0 / self.machine.bandwidth)
+        """Seconds that adding a micro-batch's weight gradients to the main gradients takes longer than their products.
+
+        Read and write, 32 or 16 bits, in the product's own kernel, in part while it still multiplies.
+        """
+        return np.asarray(ACCUMULATION_SEEN * weights * self.gradient * 2.0 / self.machine.bandwidth)
 
     def host(self, kernels: Floats | float) -> Floats:
         """Seconds of the host for this many launches; none under CUDA graphs."""
@@ -173,12 +201,26 @@ class Shapes:
         size = self.tokens * self.model.hidden_size * self.element
         return np.where(self.tp > 1, self.group(self.tp, 1.0).reduce(size), 0.0)
 
-    def tp_exposed(self, beside: Floats | None = None) -> Floats:
-        """That exchange's seconds that nothing hides.
+    def tp_exposed(self) -> Floats:
+        """That exchange's seconds in the forward pass that nothing hides."""
+        return self._seen(self.tp_exchange(), np.zeros(1))
+
+    def tp_exposed_backward(self, inputs: Floats, weights: Floats, whole: bool = True) -> Floats:
+        """Seconds of a block's exchange in the backward pass that nothing hides.
+
+        Megatron reduces the gradients of a block's input beside the products of its weights' gradients. Under sequence parallelism
+        it also gathers the input once more, beside the products of that input's gradients (tensor_parallel/layers.py).
 
         Args:
-            beside: Seconds of products that Megatron runs beside it even without `tp_comm_overlap` (the backward pass's).
+            inputs: Seconds of the products for the gradients of the block's input.
+            weights: Seconds of the products for the gradients of the weights on it.
+            whole: Whether the gradients of the block's output have to be gathered, too.
         """
-        seconds, c = self.tp_exchange(), self.machine.coefficients
-        always = c.tp_hidden * np.minimum(seconds, beside) if beside is not None else np.float64(0)
-        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - always)
+        reduced = self.tp_exchange()
+        half, sliced = 0.5 * reduced, self.split > 1
+        beside = np.where(sliced, np.minimum(half, inputs) + np.minimum(half, weights), np.minimum(reduced, weights))
+        return self._seen(reduced + np.where(sliced & np.bool_(whole), half, 0.0), beside)
+
+    def _seen(self, seconds: Floats, beside: Floats) -> Floats:
+        c = self.machine.coefficients
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - c.tp_hidden * beside)

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.trial import TrialState
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from typer.testing import CliRunner
 
 from autotune import storage as storage_module
@@ -254,6 +254,25 @@ def test_D037_a_server_that_stays_away_is_named_after_a_bounded_wait(monkeypatch
         open_storage("postgresql://user:secret@db.example:5432/studies", tmp_path, wait_s=0.1)
     assert "Optuna's storage db.example:5432/studies does not answer" in str(caught.value)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("races", "opened"), [(1, True), (5, True), (6, False)])
+def test_another_driver_that_makes_the_tables_at_this_moment_is_waited_for(monkeypatch, tmp_path, races, opened):
+    errors = [OperationalError("CREATE", {}, Exception("table studies already exists")), IntegrityError("INSERT", {}, Exception())]
+    left = [errors[number % 2] for number in range(races)]
+
+    def make(*_args, **_kwargs):
+        if left:
+            raise left.pop()
+        return "storage"
+
+    monkeypatch.setattr(storage_module, "RDBStorage", make)
+    monkeypatch.setattr(storage_module, "_RETRY_S", 0.0)
+    if opened:
+        assert open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path) == "storage"
+    else:
+        with pytest.raises(InfrastructureError, match="study.db does not answer"):
+            open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path)
 
 
 def test_D039_sqlite_on_a_network_disk_is_refused_where_locks_do_not_hold(monkeypatch, tmp_path):

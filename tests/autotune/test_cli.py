@@ -1,6 +1,7 @@
 """The verbs that read a study, on a small journal that was written without Ray."""
 
 import json
+import os
 
 import pytest
 import yaml
@@ -10,6 +11,7 @@ from autotune import cli
 from autotune.errors import AutotuneError
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
+from autotune.study import driving
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 
@@ -67,8 +69,9 @@ def test_status_says_whether_a_driver_runs(root):
     text = run("status", "case", "--state", root).stdout
     assert "driver: none is running" in text
     assert "told to end as OOM" in text
-    with StateFolder(root / "case").locked():
-        assert read_json("status", "case", "--state", root)["driver_pid"] is not None
+    with driving(SPEC, StateFolder(root / "case")):
+        found = read_json("status", "case", "--state", root)
+        assert (found["driver_pid"], found["driver_host"]) == (os.getpid(), os.uname().nodename)
 
 
 @pytest.mark.parametrize("pool", ["laptop", "pair"])

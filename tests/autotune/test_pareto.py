@@ -260,7 +260,7 @@ def test_the_hypervolume_is_a_metric_of_the_parent_run() -> None:
 
 def test_the_study_says_what_it_does_not_do(tmp_path: Any) -> None:
     folder = StateFolder(tmp_path / "case")
-    studies = study_module.open_studies(pareto_spec(), folder, lambda study, record: None)
+    studies = study_module.open_studies(pareto_spec(), folder, InMemoryStorage(), lambda study, record: None)
     assert NOTE in studies[0].results().notes
 
 

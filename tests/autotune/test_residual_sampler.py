@@ -9,13 +9,11 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from autotune import acquisition
-from autotune.acquisition import SHORTLIST, Seen, believing, choose, shortlist
-from autotune.belief import Belief
+from autotune.acquisition import SHORTLIST, Seen, choose, shortlist
 from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
-from autotune.residual_model import warmer_c
 from autotune.residual_sampler import WHY
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
@@ -92,7 +90,8 @@ def test_after_the_baseline_the_fastest_predicted_that_fits_is_tried():
 
 def test_a_right_prediction_is_followed():
     study = gpu_study()
-    assert trials_to_best(study, run_to_end(study, answer(study), most=30 + len(study.table))) <= 3
+    # within 5 %: the two fastest that fit lie next to some that do not, and the third is 4 % slower
+    assert trials_to_best(study, run_to_end(study, answer(study), most=30 + len(study.table)), within=1.05) <= 3
 
 
 def wrong(factor):
@@ -160,19 +159,6 @@ def test_no_limit_on_power_lies_above_the_highest_one():
     assert watts[None] - watts[500] == pytest.approx(np.log2(500 / 400))
     assert watts[400] - watts[300] == pytest.approx(np.log2(400 / 300))
     assert stages.get(None, 0.0) == 0.0
-
-
-def test_where_no_risk_is_left_the_surest_to_keep_the_limit_goes_first():
-    study = gpu_study()
-    view = outlook_of(study.table, truth())
-    limit = Limit("watts", np.linspace(0.05, 0.5, len(study.table)), 0.0)
-    seen = Seen(rows=[9] * 8, scores=[0.1] * 8, noise=[0.02] * 8, metrics=[{"watts": 1.1}] * 8, metrics_noise=[0.005] * 8)
-    view = replace(view, limits=(limit,))
-    assert seen.risk(view.limits) == acquisition.LEAST_RISK
-    rows = np.arange(10, len(study.table), 5)
-    every = [choose(view, seen, np.array([row]), (0, 0)).keeps for row in rows]
-    assert max(every) < 1 - acquisition.LEAST_RISK
-    assert choose(view, seen, rows, (0, 0)).keeps == pytest.approx(max(every), abs=1e-3)
 
 
 def _spread(points):
@@ -269,66 +255,6 @@ def test_a_limit_turns_the_search_to_what_keeps_it(share):
     assert seen.best(view.limits) >= view.score[may[measured[may] <= most]].max() - 0.03
 
 
-def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
-    limits = (Limit("watts", np.zeros(1), 0.0),)
-    kept, crossed = {"watts": 0.9}, {"watts": 1.1}
-
-    def risk(*metrics):
-        return Seen(rows=[0] * len(metrics), metrics=list(metrics)).risk(limits)
-
-    assert risk(*[crossed] * 4) == 1.0
-    assert risk(*[crossed] * 5, *[kept] * 4) == pytest.approx(5 * acquisition.RISK)
-    assert risk(*[crossed] * 5, *[kept] * 4, crossed) == acquisition.LEAST_RISK
-    assert risk(*[crossed] * 5, *[kept] * 35, crossed, crossed) == pytest.approx(38 * acquisition.RISK - 2)
-
-
-def test_a_trial_that_failed_crossed_no_limit_and_counts_as_launched():
-    limits, crossed = (Limit("watts", np.zeros(1), 0.0),), {"watts": 1.1}
-    assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 2).risk(limits) == 1.0
-    assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 3).risk(limits) == pytest.approx(acquisition.RISK)
-    # With five failures none of these two need be among the first five.
-    found = Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 42).risk(limits)
-    assert found == pytest.approx(40 * acquisition.RISK - 2)
-
-
-class Sure:
-    """A model of the scores that is nearly sure of all."""
-
-    def __init__(self, scores):
-        self.scores = scores
-
-    def rough_mean(self):
-        return self.scores
-
-    def belief(self, rows):
-        return Belief(self.scores[rows][None], np.full((1, len(rows)), 1e-3), np.ones(1))
-
-
-def choice_at_risk(kept, expected, watts):
-    """What is chosen after five free trials and so many more that kept the limit, by sure scores and unsure watts."""
-    study = gpu_study()
-    view = outlook_of(study.table, truth())
-    count = len(study.table)
-    scores = np.zeros(count)
-    scores[: len(expected)] = expected
-    limit = Limit("watts", np.r_[watts, np.full(count - len(watts), -3.0)], 0.0)
-    view = replace(view, memory=None, limits=(limit,))
-    tried = list(range(20, 25 + kept))
-    metrics = [{"watts": float(np.exp(limit.predicted[row]))} for row in tried]
-    noise = [0.005] * len(tried)
-    seen = Seen(rows=tried, scores=[0.0] * len(tried), noise=noise, metrics=metrics, metrics_noise=noise)
-    modelled = Sure(scores), np.zeros(0)
-    return choose(view, seen, np.arange(len(expected)), (0, 0), modelled)
-
-
-def test_risk_is_saved_for_what_is_worth_it():
-    """One that may cross promises much, one little, a third is safe and promises least: first the third, then the first."""
-    expected, watts = [0.5, 0.02, 0.002], [-0.01, -0.01, -3.0]
-    poor, rich = choice_at_risk(0, expected, watts), choice_at_risk(12, expected, watts)
-    assert 1.0 - choice_at_risk(12, expected[:1], watts[:1]).keeps > acquisition.RISK
-    assert (poor.row, rich.row) == (2, 0)
-
-
 def test_a_disturbed_measurement_hardly_counts():
     """It carries many times the noise of an undisturbed one, for its score and for its limits."""
     study = gpu_study(budget={"trials": 3})
@@ -339,27 +265,6 @@ def test_a_disturbed_measurement_hardly_counts():
         study._sampler._inner._add(seen, 0, replace(shown, contaminated=contaminated))
     assert seen.noise[1] > 10 * seen.noise[0]
     assert seen.metrics_noise[1] > 10 * seen.metrics_noise[0]
-
-
-def test_how_warm_gpus_began_is_told_relative_to_the_usual_where_they_tell_it():
-    started = [{"start_temperature_c": 40.0}, {}, {"start_temperature_c": 52.0}, {"start_temperature_c": 42.0}]
-    assert warmer_c(started).tolist() == [-2.0, 0.0, 10.0, 0.0]
-    assert warmer_c([{}, {}]).tolist() == [0.0, 0.0]
-
-
-def test_a_start_on_warm_gpus_does_not_speak_against_a_candidate():
-    """All is as predicted but for 0.2 % a degree: those that began cold look better only where their start is not known."""
-    study = gpu_study()
-    view = outlook_of(study.table, truth())
-    numbers = np.random.default_rng(6)
-    rows, warm = numbers.permutation(len(study.table))[:20].tolist(), numbers.permutation(np.arange(20) % 2)
-    scores, noise = view.score[rows] - 0.02 * warm, [0.005] * 20
-    differences = []
-    for metrics in ([{"start_temperature_c": 40.0 + 10.0 * one} for one in warm], [{}] * 20):
-        seen = Seen(rows=rows, scores=scores.tolist(), noise=noise, metrics=metrics, metrics_noise=noise)
-        found = believing(view.features, view.score, seen, seen.scores, noise)[0].belief(np.array(rows)).mean - view.score[rows]
-        differences.append(found[warm == 0].mean() - found[warm == 1].mean())
-    assert differences[0] < 0.7 * differences[1]
 
 
 def test_a_large_table_is_looked_at_through_a_short_list(monkeypatch):

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
 
-import psutil
 import pytest
 
-from autotune.errors import AutotuneError, SpecError
+from autotune.errors import SpecError
+from autotune.one_driver import Driver
 from autotune.state_folder import StateFolder, find_study
 
 from .study_cases import completed, open_pool, study_spec
@@ -51,12 +52,18 @@ def test_relative_urls_are_kept_absolute(tmp_path, monkeypatch):
 def test_a_second_driver_is_refused_and_the_first_is_named(tmp_path, other_driver):
     folder = StateFolder(tmp_path)
     with (
-        pytest.raises(AutotuneError, match=rf"another driver \(pid {other_driver.pid}\) runs the study") as caught,
+        pytest.raises(SpecError, match=rf"another driver runs it \(host .*, pid {other_driver.pid}, seen 0 s ago\)"),
         folder.locked(),
     ):
         pass
-    assert not isinstance(caught.value, SpecError)
-    assert folder.driver()["pid"] == other_driver.pid
+    assert folder.driver().pid == other_driver.pid
+
+
+def test_a_driver_that_has_not_said_who_it_is_yet_holds_its_folder(tmp_path, other_driver):
+    (tmp_path / "driver.json").unlink()
+    folder = StateFolder(tmp_path)
+    with pytest.raises(SpecError, match=r"another driver runs it \(seen 0 s ago\)"), folder.locked():
+        pass
 
 
 def test_a_killed_driver_leaves_the_folder_free(tmp_path, other_driver):
@@ -66,7 +73,7 @@ def test_a_killed_driver_leaves_the_folder_free(tmp_path, other_driver):
     assert (tmp_path / "driver.json").exists()
     assert folder.driver() is None
     with folder.locked():
-        assert folder.driver()["pid"] == os.getpid()
+        assert folder.driver().pid == os.getpid()
     assert folder.driver() is None
 
 
@@ -79,9 +86,10 @@ def test_a_driver_that_raises_leaves_no_trace(tmp_path):
 
 
 def test_another_process_with_the_same_number_is_not_the_driver(tmp_path):
-    started = psutil.Process().create_time() - 3600
-    (tmp_path / "driver.json").write_text(json.dumps({"pid": os.getpid(), "process_started_s": started}))
-    assert StateFolder(tmp_path).driver() is None
+    me = Driver.here()
+    for other in (replace(me, start_ticks=me.start_ticks - 1), replace(me, machine="another boot")):
+        (tmp_path / "driver.json").write_text(json.dumps(asdict(other)))
+        assert StateFolder(tmp_path).driver() is None
 
 
 def test_best_so_far_is_one_whole_file_per_pool(tmp_path):

@@ -151,6 +151,7 @@ def test_where_nothing_is_left_the_next_start_puts_them_back(power_study, next_s
     until(lambda: {(0, 600.0), (1, 600.0)} <= set(study.calls()[before:]), 60, study.tail)
 
 
+@pytest.mark.acceptance
 def test_without_the_right_the_knob_is_dropped_by_name_and_the_report_says_what_to_ask_for(power_study):
     study = power_study(scenario=Scenario(DEVICES, 2).set("*", "set_limit", NO_PERMISSION), budget={"trials": 2})
     study.plan("complete")

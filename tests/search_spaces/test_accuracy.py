@@ -55,10 +55,12 @@ def test_calibration_rows_are_chosen_without_measurements(sources):
 @pytest.mark.parametrize(
     ("source", "shipped_at_most", "calibrated_at_most"),
     [
-        ("simumax-b200", 0.07, 0.05),
-        ("bigscience-bloom", 0.12, 0.07),
-        ("sc21-table1", 0.09, 0.04),
-        ("megatron-bridge-perf", 0.21, 0.09),
+        ("simumax-b200", 0.07, 0.04),
+        ("bigscience-bloom", 0.08, 0.07),
+        ("sc21-table1", 0.105, 0.045),
+        ("nemo-launcher", 0.075, 0.065),
+        ("megatron-bridge-perf", 0.16, 0.075),
+        ("megatron-bridge-skills", 0.115, 0.035),
     ],
 )
 def test_step_time_does_not_get_worse(sources, source, shipped_at_most, calibrated_at_most):

@@ -100,7 +100,11 @@ def test_every_accepted_candidate_of_large_spaces(large_workload: Workload) -> N
         config = table.config(row)
         assert TrialConfig.from_argv(config.argv()) == config
         assert table.find(config) == row
-        assert min(layers_per_chunk(large_workload, config)) >= 1
+        layers = layers_per_chunk(large_workload, config)
+        alone = config.account_for_embedding_in_pipeline_split + config.account_for_loss_in_pipeline_split
+        assert min(layers) >= 0
+        assert sum(layers) == large_workload.model.num_layers
+        assert layers.count(0) <= alone  # Megatron's own bound: a chunk may hold the embedding or the loss by itself
 
 
 def _skip_without(oracle: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from search_spaces import calibration_store
 from search_spaces.calibration import Measured, Predictor, Sample, fit
 from search_spaces.calibration_store import Calibration, Store
 from search_spaces.coefficients import Coefficients
@@ -90,6 +91,15 @@ def test_store_keeps_each_pool_and_software_apart(tmp_path):
     assert again.get("pool-a", "megatron 0.16, torch 2.9") == Calibration(TRUTH, 5)
     assert again.get("pool-a", "megatron 0.19, torch 2.9") == Calibration(Coefficients(), 7)
     assert again.get("pool-b", "megatron 0.16, torch 2.9") is None
+
+
+def test_coefficients_that_meant_something_else_are_not_taken_for_these(tmp_path, monkeypatch):
+    store = Store(tmp_path / "calibration.json")
+    store.put("pool", "software", "study", Calibration(TRUTH, 5))
+    monkeypatch.setattr(calibration_store, "MEANING", calibration_store.MEANING + 1)
+    assert store.get("pool", "software") is None
+    store.put("pool", "software", "study", Calibration(Coefficients(), 7))
+    assert store.get("pool", "software").trials == 7
 
 
 def test_the_newest_calibration_is_found_and_a_studys_own_left_out(tmp_path):
