@@ -11,6 +11,9 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
 leave the predicted order as it is, and trials that contradict it take its say away.
+
+What trials of earlier studies showed (`Elsewhere`) is correlated with what is off here, but for an offset of each study's own. That
+they say nothing here is one more hypothesis.
 """
 
 from __future__ import annotations
