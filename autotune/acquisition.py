@@ -10,20 +10,21 @@ from typing import Protocol
 import numpy as np
 from scipy.stats import norm
 
+from autotune.belief import Belief
 from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
+from autotune.residual_kernels import Floats
 from autotune.residual_model import (
     HYPOTHESES,
     LIMIT_HYPOTHESES,
     NOISE,
-    Belief,
+    Elsewhere,
     Features,
-    Floats,
     Hypothesis,
     ResidualModel,
     Rows,
+    warmer_c,
 )
-from autotune.throttle_metrics import START_TEMPERATURE
 from autotune.wall_metrics import judged_on
 
 SHORTLIST = 1024
@@ -70,12 +71,6 @@ class Seen:
     running: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     out_of_memory: list[int] = field(default_factory=list)
-
-    def warmer_c(self) -> Floats:
-        """How much warmer than usual each trial's GPUs were when it began, degrees; 0 where that is not known."""
-        celsius = np.array([metrics.get(START_TEMPERATURE, np.nan) for metrics in self.metrics])
-        known = np.isfinite(celsius)
-        return np.where(known, celsius - np.median(celsius[known]), 0.0) if known.any() else np.zeros(len(celsius))
 
     def best(self, limits: tuple[Limit, ...]) -> float:
         """Best score within the limits; minus infinity where there is none."""
@@ -140,7 +135,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     out_of_memory, fitted = np.array(seen.out_of_memory, dtype=np.intp), np.array(seen.rows, dtype=np.intp)
     peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
     roughly_fits = view.memory.fits(out_of_memory, fitted, peaks) if view.memory else np.ones(len(view.score))
-    model, believed = modelled or believing(view.features, view.score, seen, seen.scores, seen.noise)
+    model, believed = modelled or believing(view.features, view.score, seen, seen.scores, seen.noise, elsewhere=view.elsewhere)
     limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(roughly_fits)))
     short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + kept_roughly, seed)
@@ -209,19 +204,20 @@ def believing(
     measured: Sequence[float],
     noise: Sequence[float],
     hypotheses: Sequence[Hypothesis] = HYPOTHESES,
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[ResidualModel, Floats]:
     """A residual model with running trials at what is expected of them, and that; `measured` and `noise` are of `seen.rows`."""
     rows, values, spread = np.array(seen.rows, dtype=np.intp), np.array(measured), np.array(noise)
-    warmer_c = seen.warmer_c()
-    model = ResidualModel(features, predicted, rows, values, spread, hypotheses, warmer_c)
+    warmer = warmer_c(seen.metrics)
+    model = ResidualModel(features, predicted, rows, values, spread, hypotheses, warmer, elsewhere)
     if not seen.running:
         return model, np.zeros(0)
     running = np.array(seen.running, dtype=np.intp)
     believed = model.belief(running).mean
     every = np.concatenate([rows, running]), np.concatenate([values, believed])
     spread = np.append(spread, np.full(len(running), NOISE))
-    warmer_c = np.append(warmer_c, np.zeros(len(running)))
-    return ResidualModel(features, predicted, *every, spread, hypotheses, warmer_c), believed
+    warmer = np.append(warmer, np.zeros(len(running)))
+    return ResidualModel(features, predicted, *every, spread, hypotheses, warmer, elsewhere), believed
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
@@ -236,8 +232,8 @@ def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
     known = values > 0
     rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
     features = view.features.stretching(limit.predicted)
-    warmer_c = seen.warmer_c()[known]
-    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES, warmer_c)
+    warmer = warmer_c(seen.metrics)[known]
+    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES, warmer, limit.elsewhere)
 
 
 def _keeps(limits: Sequence[tuple[float, ResidualModel]], rows: Rows) -> Floats:

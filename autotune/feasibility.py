@@ -10,7 +10,8 @@ from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct
 
-from autotune.residual_model import LIMIT_HYPOTHESES, Features, Floats, ResidualModel, Rows, smooth
+from autotune.residual_kernels import Floats, smooth
+from autotune.residual_model import LIMIT_HYPOTHESES, Features, ResidualModel, Rows
 from search_spaces.columns import Ints
 
 SPREAD = 0.05

@@ -5,16 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from autotune.feasibility import Memory
-from autotune.residual_model import Features, Floats
+from autotune.objective import Objective
+from autotune.residual_kernels import Floats
+from autotune.residual_model import Elsewhere, Features, run_noise
 from autotune.spec_parts import Bound
+from autotune.transfer import NOTHING, Earlier, Metrics, Past, Table
+from autotune.wall_metrics import judged_on
 from search_spaces.candidates import CandidateTable, pack
+from search_spaces.choices import ordered
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
 from search_spaces.prediction import Predictions
+
+METRICS_NOISE = 0.005
+"""Standard deviation of the logarithm of measured watts or memory: they repeat more closely than seconds."""
 
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
 _LIMITS = ("gpu_power_limit_w", "sm_clock_limit_mhz")
@@ -29,11 +40,13 @@ class Limit:
         metric: Name of the metric in a trial's record.
         predicted: Logarithm of its prediction, (rows,).
         most: Logarithm of the largest value allowed.
+        elsewhere: What trials of earlier studies measured of it; None where there are none.
     """
 
     metric: str
     predicted: Floats
     most: float
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +58,16 @@ class Outlook:
         features: What the residual model sees.
         memory: Predicted memory; None where nothing is predicted.
         limits: Bounds on the answer.
+        past: Trials of earlier studies; None where there are none.
+        elsewhere: What these measured of the score.
     """
 
     score: Floats
     features: Features
     memory: Memory | None
     limits: tuple[Limit, ...] = ()
+    past: Past | None = None
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +87,32 @@ class Expects:
         terms = ((weight, predicted_log(name, predictions)) for name, weight in self.weights.items())
         return sum((weight * value for weight, value in terms if value is not None), np.zeros(len(predictions)))
 
-    def bounds(self, predictions: Predictions) -> tuple[Limit, ...]:
+    def bounds(self, predictions: Predictions, past: Past | None) -> tuple[Limit, ...]:
         """The upper bounds; where nothing is predicted of a metric, only what was measured of it tells."""
         found = []
         for name, bound in self.limits.items():
             if bound.max is not None and bound.max > 0:
                 predicted = predicted_log(name, predictions)
                 unknown = np.full(len(predictions), math.log(bound.max))
-                found.append(Limit(name, unknown if predicted is None else predicted, math.log(bound.max)))
+                elsewhere = past.about(partial(measured_log, name), partial(predicted_log, name), metrics_noise) if past else None
+                found.append(Limit(name, unknown if predicted is None else predicted, math.log(bound.max), elsewhere))
         return tuple(found)
+
+    def elsewhere(self, past: Past) -> Elsewhere:
+        """What earlier studies measured of the score, under the weights of this one."""
+        reference = past.tables[0].study.records[0].metrics
+        return past.about(Objective(self.weights, {}, reference).score, self.score, run_noise)
+
+
+def measured_log(metric: str, metrics: Metrics) -> float:
+    """Logarithm of a metric as a limit on it is judged; NaN where it was not measured."""
+    value = metrics.get(judged_on(metric, metrics), 0.0)
+    return math.log(value) if value > 0 else math.nan
+
+
+def metrics_noise(_: Metrics) -> float:
+    """`METRICS_NOISE`, whatever was measured."""
+    return METRICS_NOISE
 
 
 def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
@@ -99,18 +133,29 @@ def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
     return np.log(known[metric]) if metric in known else None
 
 
-def outlook_of(table: CandidateTable, predictions: Predictions | None, expects: Expects = Expects(_THROUGHPUT, {})) -> Outlook:
-    """The table with its predictions."""
-    knobs, following = knob_features(table), _following(table).shape[1]
+def outlook_of(
+    table: CandidateTable,
+    predictions: Predictions | None,
+    expects: Expects = Expects(_THROUGHPUT, {}),
+    earlier: Earlier = NOTHING,
+) -> Outlook:
+    """The table with its predictions, and trials of earlier studies beside it."""
+    others, rows = earlier.tables(predictions), len(table)
+    every = [predictions, *(other.predictions for other in others)]
+    knobs, following = _knobs(table, others)
+    score = (
+        np.zeros(len(knobs)) if predictions is None else np.concatenate([expects.score(one) for one in every if one is not None])
+    )
+    joined = Features.of(score, _shares(every, len(knobs)), np.hstack([knobs, following]), following.shape[1], rows)
+    features = Features(joined.matrix[:rows], joined.parts, joined.following)
+    past = Past(tuple(others), joined.matrix[rows:], joined.parts) if others else None
+    elsewhere = expects.elsewhere(past) if past else None
     if predictions is None:
-        nothing = np.zeros(len(table))
-        return Outlook(nothing, Features.of(nothing, np.zeros((len(table), 0)), knobs, following), None)
-    score = expects.score(predictions)
+        return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere)
     load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
-    recompute = pack([table.columns.column(name) for name in _RECOMPUTE], len(table))
-    features = Features.of(score, _shares(predictions), knobs, following)
+    recompute = pack([table.columns.column(name) for name in _RECOMPUTE], rows)
     memory = Memory(load, recompute, np.log(predictions.memory.memory_gib))
-    return Outlook(score, features, memory, expects.bounds(predictions))
+    return Outlook(score[:rows], features, memory, expects.bounds(predictions, past), past, elsewhere)
 
 
 def knob_features(table: CandidateTable) -> Floats:
@@ -118,19 +163,41 @@ def knob_features(table: CandidateTable) -> Floats:
 
     Last come the data parallel size and the number of micro-batches, which follow from the others: much of a step depends on them.
     """
-    scales = [_scale(name, table.choices[name])[table.index_matrix[:, place]] for place, name in enumerate(table.knobs)]
-    return np.hstack([_varying(scales, len(table)), _following(table)])
+    return np.hstack(_knobs(table, ()))
 
 
-def _following(table: CandidateTable) -> Floats:
-    """Those that follow from the knobs, (rows, at most 2)."""
-    columns = table.columns
-    return _varying([np.log2(np.maximum(number, 1)) for number in (columns.dp, columns.micro_batches)], len(table))
+def _knobs(table: CandidateTable, others: Sequence[Table]) -> tuple[Floats, Floats]:
+    """Scaled knobs, and those that follow from them, at most 2; (rows, columns) of the candidates and then of other trials.
+
+    Knobs that are not searched are among them where other trials had them otherwise.
+    """
+    tables = [table.columns, *(other.columns for other in others)]
+    chosen = ({name: set(one.column(name).values) for name in TrialConfig.model_fields} for one in tables[1:])
+    apart = [name for there in chosen for name, values in there.items() if values != set(table.columns.column(name).values)]
+    names = dict.fromkeys((*table.knobs, *apart))
+    follow = [[np.log2(np.maximum(number, 1)) for number in (one.dp, one.micro_batches)] for one in tables]
+    return _varying([_scaled(name, tables) for name in names], tables), _varying(
+        [_stacked(numbers, tables) for numbers in zip(*follow, strict=True)], tables
+    )
 
 
-def _varying(columns: Sequence[Floats], rows: int) -> Floats:
+def _scaled(name: str, tables: Sequence[Columns]) -> Floats:
+    """A knob's place on its axis in all rows of some tables."""
+    columns = [table.column(name) for table in tables]
+    choices = ordered(dict.fromkeys(value for column in columns for value in column.values))
+    scale = dict(zip(choices, _scale(name, choices), strict=True))
+    return _stacked([np.array([scale[value] for value in column.values])[column.codes] for column in columns], tables)
+
+
+def _stacked(columns: Sequence[Floats], tables: Sequence[Columns]) -> Floats:
+    """One column of each table, one after the other."""
+    return np.concatenate([np.broadcast_to(column, (len(table),)) for column, table in zip(columns, tables, strict=True)])
+
+
+def _varying(columns: Sequence[Floats], tables: Sequence[Columns]) -> Floats:
     """The columns that are not the same for all rows."""
-    found = np.stack([np.broadcast_to(column, (rows,)) for column in columns], axis=1).astype(np.float64)
+    rows = sum(len(table) for table in tables)
+    found = np.stack(columns, axis=1) if columns else np.zeros((rows, 0))
     return found[:, np.ptp(found, axis=0) > 0] if rows else found
 
 
@@ -145,10 +212,15 @@ def _scale(name: str, choices: tuple[Any, ...]) -> Floats:
     return np.log2([max(none if choice is None else choice, 1) for choice in choices])
 
 
-def _shares(predictions: Predictions) -> Floats:
+def _shares(every: Sequence[Predictions | None], rows: int) -> Floats:
     """Shares of the step's parts, what power and clock limits add last, (rows, parts); parts that nothing takes are left out."""
+    found = [_shares_of(predictions) for predictions in every if predictions is not None]
+    shares = np.vstack(found) if found else np.zeros((rows, 0))
+    return np.asarray(shares[:, shares.any(axis=0)])
+
+
+def _shares_of(predictions: Predictions) -> Floats:
     seconds = predictions.step_time_s
     parts = [np.broadcast_to(part, seconds.shape) for part in predictions.times.parts.values()]
     limited = np.maximum(seconds - predictions.times.step_time_s, 0.0)
-    shares = np.stack([*parts, limited], axis=1) / seconds[:, None]
-    return np.asarray(shares[:, shares.any(axis=0)])
+    return np.asarray(np.stack([*parts, limited], axis=1) / seconds[:, None])

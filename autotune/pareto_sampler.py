@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
@@ -18,13 +19,16 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from autotune.acquisition import Choice, Model, Seen, believing, choose
+from autotune.belief import Belief
 from autotune.objective import THROUGHPUT, on_scale
-from autotune.outlook import Outlook, predicted_log
+from autotune.outlook import Outlook, metrics_noise, predicted_log
 from autotune.pareto import WORSE
 from autotune.records import TrialRecord
-from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, Belief, Floats, ResidualModel, Rows
+from autotune.residual_kernels import Floats
+from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, ResidualModel, Rows, run_noise
 from autotune.residual_sampler import ResidualSampler
 from launchers.outcome import Outcome
+from search_spaces.prediction import Predictions
 
 _AUGMENTATION = 0.05  # Knowles 2006, equation 2
 _ALIKE = 1e-9
@@ -137,13 +141,20 @@ class ParetoSampler(ResidualSampler):
 
     def _term(self, name: str, view: Outlook, seen: Seen, measured: Floats) -> tuple[ResidualModel, Floats]:
         """A term's model, and what it expects of running trials."""
-        newest = self._predictions()
-        log = None if newest is None else predicted_log(name, newest)
-        predicted = np.zeros(len(view.score)) if log is None else np.sign(self._expects.weights[name]) * log
+        newest, sign = self._predictions(), float(np.sign(self._expects.weights[name]))
+
+        def expected(predictions: Predictions) -> Floats | None:
+            log = predicted_log(name, predictions)
+            return None if log is None else sign * log
+
+        log = None if newest is None else expected(newest)
+        predicted = np.zeros(len(view.score)) if log is None else log
         close = log is not None and name not in _TIMES
         features = view.features.stretching(predicted)
         noise, hypotheses = (seen.metrics_noise, LIMIT_HYPOTHESES) if close else (seen.noise, HYPOTHESES)
-        return believing(features, predicted, seen, measured.tolist(), noise, hypotheses)
+        shown = partial(_shown, name, sign)
+        elsewhere = view.past.about(shown, expected, metrics_noise if close else run_noise) if view.past else None
+        return believing(features, predicted, seen, measured.tolist(), noise, hypotheses, elsewhere)
 
     def _add(self, seen: Seen, row: int, record: TrialRecord) -> None:
         """Also keep what the terms are relative to."""
@@ -151,3 +162,8 @@ class ParetoSampler(ResidualSampler):
         if record.outcome is Outcome.COMPLETED:
             terms = zip(self._expects.weights, record.values, strict=True)
             self._reference = {name: on_scale(name, record.metrics[name]) - change for name, change in terms}
+
+
+def _shown(name: str, sign: float, metrics: Mapping[str, float]) -> float:
+    """A term as a trial of an earlier study measured it, more is better; NaN where it did not."""
+    return sign * on_scale(name, metrics[name]) if name in metrics else math.nan

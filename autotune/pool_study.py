@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import optuna
-from optuna.trial import TrialState
 
 from autotune.attempts import Attempts
 from autotune.candidates import Candidates, candidate_table, fingerprint
 from autotune.confirm import next_config
+from autotune.earlier import earlier_studies, to_keep
 from autotune.launchable import Launchable
 from autotune.ledger import Ledger
 from autotune.measured import measure
@@ -29,14 +29,14 @@ from autotune.spec import StudySpec
 from autotune.starts import Starts
 from autotune.stopping import Stopping
 from autotune.storage import open_study
-from autotune.telling import tell
+from autotune.telling import end_left_open, tell
+from autotune.transfer import Earlier, Predictor
 from launchers.base import Launcher
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation
 from search_spaces.normalise import normalise
-from search_spaces.prediction import Predictions
 
 MAX_REFUSALS_IN_A_ROW = 100
 STOPPED_BY_USER = "stopped by the user"
@@ -65,11 +65,11 @@ class PoolStudy:
         storage: optuna.storages.BaseStorage,
         on_record: Callable[[PoolStudy, TrialRecord], None],
         calibrations: Path | None = None,
-        predictions: Callable[[], Predictions | None] | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         """Open or reopen the study in `storage`; `calibrations` is the folder that keeps what is learned of the machines.
 
-        The sampler starts from `predictions`; none = those of the machines as they are known after the first trial.
+        The sampler starts from what `predictor` says; none = the predictions of the machines as known after the first trial.
 
         Raises:
             SpecError: where the storage holds a study of this name over another space, workload or direction.
@@ -90,9 +90,11 @@ class PoolStudy:
         self._legal = self.candidates.left
         self.starts = Starts.of(spec, pool, self.candidates, self.refit)
         # The sampler learns what predictions miss by itself: ones that moved under it would be corrected twice.
-        self._first_predictions = predictions or cache(self.refit.predictions)
-        self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions)
-        self._optuna = open_study(storage, self.name, self._sampler, fingerprint(spec, self.table), directions(spec))
+        self._first_predictions = cache(partial(predictor, self.table.columns) if predictor else self.refit.predictions)
+        earlier = earlier_studies(spec, pool, storage, self.name)
+        self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
+        kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
+        self._optuna = open_study(storage, self.name, self._sampler, *kept)
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []
@@ -270,22 +272,14 @@ class PoolStudy:
         return record
 
     def _reload(self) -> Ledger:
-        """Take over what the storage holds; trials that a dead driver left open become FAIL and may be proposed again."""
+        """Take over what the storage holds."""
         stored = stored_records(self._optuna)
         ledger = Ledger(self._spec, self.pool, tuple(record for _, record in stored if record is not None))
-        for frozen, record in stored:
-            if frozen.state is TrialState.WAITING:
-                # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
-                self._optuna.tell(self._optuna.ask().number, state=TrialState.FAIL)
-            elif not frozen.state.is_finished() and record is not None:
-                # Its driver died between the record and the end.
-                tell(self._optuna, optuna.Trial(self._optuna, frozen._trial_id), record, ledger)
-            elif not frozen.state.is_finished():
-                self._optuna.tell(frozen.number, state=TrialState.FAIL)
-            if record is not None:
-                self.refit.learn(record)
-                self._first_predictions()  # after the first trial, as when it had ended
-                self._take_over(record)
+        end_left_open(self._optuna, stored, ledger)
+        for record in ledger.records:
+            self.refit.learn(record)
+            self._first_predictions()  # after the first trial, as when it had ended
+            self._take_over(record)
         return ledger
 
     def _take_over(self, record: TrialRecord) -> None:

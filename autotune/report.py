@@ -52,7 +52,8 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             table.add_row(*row, style="bold" if name == winner else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
     warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *_unsettled(result), *result.notes)]
-    told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result))]
+    earlier = [result.earlier] if result.earlier else []
+    told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result), *earlier)]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
@@ -169,6 +170,7 @@ def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> lis
             "best": _record_json(result.best),
             "best_tokens_per_s": result.best_tokens_per_s,
             "explanation": list(result.explanation),
+            "earlier": result.earlier,
             "front": front_json(result),
             "hypervolume": result.hypervolume,
             "spent": asdict(result.spent),

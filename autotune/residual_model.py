@@ -11,21 +11,28 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
 leave the predicted order as it is, and trials that contradict it take its say away.
+
+What trials of earlier studies showed (`Elsewhere`) is correlated with what is off here, but for an offset of each study's own. That
+they say nothing here is one more hypothesis.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
+from scipy.special import logsumexp
 from sklearn.gaussian_process import GaussianProcessRegressor
-from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Kernel, Matern
+from sklearn.gaussian_process.kernels import Kernel
 
-Floats = npt.NDArray[np.float64]
+from autotune.belief import Belief
+from autotune.residual_kernels import Across, Alike, Floats, OnColumns, fixed, linear, smooth
+from autotune.throttle_metrics import START_TEMPERATURE
+
 Rows = npt.NDArray[np.intp]
 
 NOISE = 0.02
@@ -33,8 +40,25 @@ NOISE = 0.02
 _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
 _PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
+_Z95 = 1.96
+ENOUGH = 100
+"""Trials from which on a study needs no others' to tell it anything, and would only be slower with them."""
+UNALIKE = 0.3
+"""Probability that what was off in other studies says nothing here, before any trial here tells."""
 _NEGLIGIBLE = 0.01  # weight of a hypothesis that is left out
-_KNOBS_AT_UNIT_LENGTH = 5
+
+
+def warmer_c(metrics: Sequence[Mapping[str, float]]) -> Floats:
+    """How much warmer than usual the GPUs of each trial were when it began, degrees, by its metrics; 0 where they do not tell."""
+    celsius = np.array([measured.get(START_TEMPERATURE, np.nan) for measured in metrics])
+    known = np.isfinite(celsius)
+    return np.where(known, celsius - np.median(celsius[known]), 0.0) if known.any() else np.zeros(len(celsius))
+
+
+def run_noise(metrics: Mapping[str, float]) -> float:
+    """Standard deviation of a measured logarithm: `NOISE` between runs, and what the trial's own interval says."""
+    low, high = (metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
+    return math.hypot(NOISE, math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0)
 
 
 class Hypothesis(NamedTuple):
@@ -72,59 +96,6 @@ _TOGETHER = 1 / 3
 _TREND = 2.0
 
 
-class Alike(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
-    """Covariance of sums of independent effects: one of each column's value, and a smaller one of each pair of columns' values.
-
-    With k equal columns k + k (k - 1) / 2 x together^2 (the additive kernel of first and second order of Duvenaud, Nickisch and
-    Rasmussen 2011, over values that are equal or not).
-    """
-
-    def __init__(self, together: float) -> None:
-        self.together = together
-
-    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
-        """Covariances, with an empty gradient where one is asked for."""
-        alike = sum(np.equal.outer(one, other) for one, other in zip(X.T, (X if Y is None else Y).T, strict=True))
-        found = self._effects(np.asarray(alike, dtype=np.float64))
-        return (found, np.empty((*found.shape, 0))) if eval_gradient else found
-
-    def diag(self, X: Floats) -> Floats:  # noqa: N803
-        """Variances."""
-        return np.full(len(X), float(self._effects(np.float64(X.shape[1]))))
-
-    def is_stationary(self) -> bool:
-        """It depends on which values are equal only."""
-        return True
-
-    def _effects(self, alike: Any) -> Any:
-        return alike + alike * (alike - 1.0) / 2.0 * self.together**2
-
-
-class OnColumns(Kernel):  # type: ignore[misc]  # scikit-learn carries no types
-    """A kernel with fixed parameters that sees some of the features only."""
-
-    def __init__(self, kernel: Kernel, start: int, stop: int) -> None:
-        self.kernel = kernel
-        self.start = start
-        self.stop = stop
-
-    def __call__(self, X: Floats, Y: Floats | None = None, eval_gradient: bool = False) -> Any:  # noqa: N803
-        """Covariances, with an empty gradient where one is asked for."""
-        found = self.kernel(self._seen(X), None if Y is None else self._seen(Y))
-        return (found, np.empty((*found.shape, 0))) if eval_gradient else found
-
-    def diag(self, X: Floats) -> Floats:  # noqa: N803
-        """Variances."""
-        return np.asarray(self.kernel.diag(self._seen(X)))
-
-    def is_stationary(self) -> bool:
-        """As the kernel inside."""
-        return bool(self.kernel.is_stationary())
-
-    def _seen(self, features: Floats) -> Floats:
-        return features[:, self.start : self.stop]
-
-
 @dataclass(frozen=True, slots=True)
 class Features:
     """What the model sees of every candidate.
@@ -141,10 +112,18 @@ class Features:
     following: int = 0
 
     @classmethod
-    def of(cls, score: Floats, shares: Floats, knobs: Floats, following: int = 0) -> Features:
-        """Join them; `score` and the rows of the others belong to the same candidates."""
-        centred = score - np.median(score)
-        scales = knobs - knobs.mean(axis=0) if len(knobs) else knobs
+    def of(cls, score: Floats, shares: Floats, knobs: Floats, following: int = 0, own: int | None = None) -> Features:
+        """Join them; `score` and the rows of the others belong to the same candidates.
+
+        Args:
+            score: Predicted score, (rows,).
+            shares: Shares of the step's parts, (rows, parts).
+            knobs: Scaled knobs, (rows, knobs).
+            following: Number of those that follow from others, the last ones.
+            own: So many rows, the first ones, are candidates of this study, around which all are centred; none = all.
+        """
+        centred = score - np.median(score[:own])
+        scales = knobs - knobs[:own].mean(axis=0) if len(knobs) else knobs
         return cls(np.hstack([shares, centred[:, None], scales]), shares.shape[1], following)
 
     @property
@@ -159,54 +138,74 @@ class Features:
         return Features(matrix, self.parts, self.following)
 
     def started(self, rows: Rows, warmer_c: Floats | float) -> Floats:
-        """Some rows of the matrix, with how much warmer than usual their trials began as one more column, degrees."""
-        return np.column_stack([self.matrix[rows], np.broadcast_to(warmer_c, len(rows))])
+        """Some rows of the matrix with two more columns: how much warmer than usual their trials began, degrees, and study 0."""
+        return _started(self.matrix[rows], warmer_c, 0)
 
-    def kernel(self, hypothesis: Hypothesis) -> Kernel:
-        """The covariance of the residuals under a hypothesis, over rows as `started` gives them."""
+    def kernel(self, hypothesis: Hypothesis, alike: tuple[float, ...] = (1.0,)) -> Kernel:
+        """The covariance of the residuals under a hypothesis, over rows as `started` gives them.
+
+        Args:
+            hypothesis: How far the prediction may be off.
+            alike: Of each study; every one has an offset of its own.
+        """
         stretch, width = self.parts, self.matrix.shape[1]
-        found = _fixed(_OFFSET) + _fixed(hypothesis.stretch) * OnColumns(_linear(), stretch, stretch + 1)
-        found += _fixed(_PER_DEGREE) * OnColumns(_linear(), width, width + 1)
+        found = fixed(hypothesis.stretch) * OnColumns(linear(), stretch, stretch + 1)
         if self.parts and hypothesis.parts:
-            found += _fixed(hypothesis.parts) * OnColumns(_linear(), 0, self.parts)
+            found += fixed(hypothesis.parts) * OnColumns(linear(), 0, self.parts)
         if width > stretch + 1:
             if hypothesis.knobs:
-                found += _fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
+                found += fixed(hypothesis.knobs) * OnColumns(smooth(width - stretch - 1), stretch + 1, width)
             if hypothesis.alone:
                 choices = stretch + 1, width - self.following
-                found += _fixed(hypothesis.alone) * (
-                    OnColumns(Alike(_TOGETHER), *choices) + _fixed(_TREND) * OnColumns(_linear(), *choices)
+                found += fixed(hypothesis.alone) * (
+                    OnColumns(Alike(_TOGETHER), *choices) + fixed(_TREND) * OnColumns(linear(), *choices)
                 )
-        return found
+        offset = fixed(_OFFSET)
+        if len(alike) > 1:
+            study = width + 1, width + 2
+            found, offset = found * OnColumns(Across(alike), *study), offset * OnColumns(Across((0.0,) * len(alike)), *study)
+        return offset + fixed(_PER_DEGREE) * OnColumns(linear(), width, width + 1) + found
 
 
 @dataclass(frozen=True, slots=True)
-class Belief:
-    """A mixture of normal distributions for every one of some candidates.
+class Elsewhere:
+    """What trials of other studies measured of a score, none of which is a candidate here.
 
     Attributes:
-        means: (hypotheses, candidates).
-        deviations: Standard deviations, same shape.
-        weights: (hypotheses,), their sum is 1.
+        matrix: What the model sees of each, on the candidates' scales, (trials, features).
+        residuals: Measured minus predicted, a logarithm; each study's median is 0, (trials,).
+        noise: Standard deviations of what was measured, (trials,).
+        warmer_c: How much warmer than usual in its study each trial's GPUs were when it began, degrees, (trials,).
+        studies: Number of each trial's study, from 1, (trials,).
+        alike: Correlation of what is off in each study, from 1 on, with what is off here; the first is this study's, 1.
     """
 
-    means: Floats
-    deviations: Floats
-    weights: Floats
+    matrix: Floats
+    residuals: Floats
+    noise: Floats
+    warmer_c: Floats
+    studies: Rows
+    alike: tuple[float, ...]
 
-    @property
-    def mean(self) -> Floats:
-        """Expected score, (candidates,)."""
-        return np.asarray(self.weights @ self.means)
+    def started(self) -> Floats:
+        """As `Features.started`."""
+        return _started(self.matrix, self.warmer_c, self.studies)
 
-    def expected_improvement(self, best: float) -> Floats:
-        """Expected amount by which each candidate exceeds `best` (Jones, Schonlau and Welch 1998), (candidates,)."""
-        z = (self.means - best) / self.deviations
-        return np.asarray(self.weights @ (self.deviations * (z * norm.cdf(z) + norm.pdf(z))))
 
-    def probability_below(self, bound: float | Floats) -> Floats:
-        """Probability that each candidate's value is at most `bound`, or its own one, (candidates,)."""
-        return np.asarray(self.weights @ norm.cdf((bound - self.means) / self.deviations))
+class _Trials(NamedTuple):
+    """Measured trials: what the model sees of them, and what they showed."""
+
+    seen: Floats
+    residuals: Floats
+    noise: Floats
+
+
+class _Fit(NamedTuple):
+    """A hypothesis conditioned on trials, and the logarithm of its weight times their likelihood."""
+
+    process: GaussianProcessRegressor
+    hypothesis: Hypothesis
+    log: float
 
 
 class ResidualModel:
@@ -221,6 +220,7 @@ class ResidualModel:
         noise: Floats,
         hypotheses: Sequence[Hypothesis] = HYPOTHESES,
         warmer_c: Floats | float = 0.0,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         """Condition every hypothesis on the trials.
 
@@ -232,26 +232,34 @@ class ResidualModel:
             noise: Standard deviations of these.
             hypotheses: How far the prediction may be off.
             warmer_c: How much warmer than usual each trial's GPUs were when it began, degrees.
+            elsewhere: What trials of other studies showed; left out from `ENOUGH` trials on.
         """
+        if elsewhere is not None and (len(rows) >= ENOUGH or not len(elsewhere.residuals)):
+            elsewhere = None
         self._features = features
-        self._seen = features.started(rows, warmer_c)
         self._predicted = predicted
+        self._alike = elsewhere.alike if elsewhere else (1.0,)
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
         self._offset = float(np.median(residuals)) if len(rows) else 0.0
-        every = [self._fit(hypothesis, residuals - self._offset, noise) for hypothesis in hypotheses]
-        shown = np.array([process.log_marginal_likelihood_value_ if len(rows) else 0.0 for process in every])
-        logs = shown + np.log([hypothesis.weight for hypothesis in hypotheses])
+        here = _Trials(features.started(rows, warmer_c), residuals - self._offset, noise)
+        every = self._fitted(hypotheses, here)
+        if elsewhere is not None:
+            there = _Trials(elsewhere.started(), elsewhere.residuals, elsewhere.noise)
+            both = _Trials(*(np.concatenate(parts) for parts in zip(here, there, strict=True)))
+            told = math.log(1.0 - UNALIKE) - logsumexp([fit.log for fit in self._fitted(hypotheses, there)])
+            every = [fit._replace(log=fit.log + math.log(UNALIKE)) for fit in every]
+            every += [fit._replace(log=fit.log + told) for fit in self._fitted(hypotheses, both)]
+        logs = np.array([fit.log for fit in every])
         weights = np.exp(logs - logs.max())
         kept = weights >= _NEGLIGIBLE * weights.sum()
-        self._processes = [process for process, keep in zip(every, kept, strict=True) if keep]
-        self._hypotheses = [hypothesis for hypothesis, keep in zip(hypotheses, kept, strict=True) if keep]
+        self._fits = [fit for fit, keep in zip(every, kept, strict=True) if keep]
         self._weights = weights[kept] / weights[kept].sum()
 
     def belief(self, rows: Rows) -> Belief:
         """Score of some candidates, started at the usual temperature."""
         seen = self._features.started(rows, 0.0)
-        found = [process.predict(seen, return_std=True) for process in self._processes]
+        found = [process.predict(seen, return_std=True) for process, *_ in self._fits]
         shape = len(found), len(rows)  # scikit-learn drops the axis of a single candidate
         residuals, deviations = (np.stack(part).reshape(shape) for part in zip(*found, strict=True))
         return Belief(self._predicted[rows] + self._offset + residuals, np.maximum(deviations, _LEAST), self._weights)
@@ -260,27 +268,26 @@ class ResidualModel:
         """Expected score of all candidates without the knobs' smooth function: a few products per candidate."""
         features = self._features.matrix[:, : self._features.parts + 1]
         slopes, offset = np.zeros(features.shape[1]), self._offset
-        for process, hypothesis, weight in zip(self._processes, self._hypotheses, self._weights, strict=True):
+        for (process, hypothesis, _), weight in zip(self._fits, self._weights, strict=True):
             if hasattr(process, "X_train_"):
                 scales = np.array([hypothesis.parts] * self._features.parts + [hypothesis.stretch]) ** 2
-                slopes += weight * scales * (process.X_train_[:, : len(slopes)].T @ process.alpha_)
-                offset += weight * _OFFSET**2 * float(process.alpha_.sum())
+                study = process.X_train_[:, -1].astype(np.intp)
+                slopes += weight * scales * (process.X_train_[:, : len(slopes)].T @ (process.alpha_ * np.take(self._alike, study)))
+                offset += weight * _OFFSET**2 * float(process.alpha_[study == 0].sum())
         return np.asarray(self._predicted + offset + features @ slopes)
 
-    def _fit(self, hypothesis: Hypothesis, residuals: Floats, noise: Floats) -> GaussianProcessRegressor:
-        variances = noise**2 if len(residuals) else NOISE**2
-        process = GaussianProcessRegressor(self._features.kernel(hypothesis), alpha=variances, optimizer=None)
-        return process.fit(self._seen, residuals) if len(residuals) else process
+    def _fitted(self, hypotheses: Sequence[Hypothesis], trials: _Trials) -> list[_Fit]:
+        """Every hypothesis conditioned on some trials; as it is where there are none."""
+        every, total = [], sum(hypothesis.weight for hypothesis in hypotheses)
+        for hypothesis in hypotheses:
+            variances = trials.noise**2 if len(trials.noise) else NOISE**2
+            process = GaussianProcessRegressor(self._features.kernel(hypothesis, self._alike), alpha=variances, optimizer=None)
+            log = math.log(hypothesis.weight / total)
+            if len(trials.residuals):
+                log += process.fit(trials.seen, trials.residuals).log_marginal_likelihood_value_
+            every.append(_Fit(process, hypothesis, log))
+        return every
 
 
-def smooth(knobs: int) -> Kernel:
-    """A twice differentiable function of so many knobs; distances grow with the root of their number, so lengths do as well."""
-    return Matern(np.sqrt(knobs / _KNOBS_AT_UNIT_LENGTH), length_scale_bounds="fixed", nu=2.5)
-
-
-def _linear() -> Kernel:
-    return DotProduct(0.0, sigma_0_bounds="fixed")
-
-
-def _fixed(deviation: float) -> Kernel:
-    return ConstantKernel(deviation**2, constant_value_bounds="fixed")
+def _started(matrix: Floats, warmer_c: Floats | float, study: Rows | int) -> Floats:
+    return np.column_stack([matrix, *(np.broadcast_to(column, len(matrix)) for column in (warmer_c, study))])

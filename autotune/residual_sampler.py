@@ -22,16 +22,15 @@ from threadpoolctl import threadpool_limits
 
 from autotune.acquisition import Choice, Seen, choose
 from autotune.candidates import Candidates
-from autotune.outlook import Expects, Outlook, outlook_of
+from autotune.outlook import METRICS_NOISE, Expects, Outlook, outlook_of
 from autotune.records import TrialRecord, record_from_trial
-from autotune.residual_model import NOISE, Rows
+from autotune.residual_model import Rows, run_noise
+from autotune.transfer import NOTHING, Earlier
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions
 
 WHY = "residual:why"
 """Optuna system attribute of a proposed trial: the `Choice` as a mapping; infinity is None."""
-_Z95 = 1.96
-_METRICS_NOISE = 0.005  # watts and memory repeat more closely than seconds
 _DISTURBED = 0.5  # of a measurement that somebody disturbed: it says little
 
 
@@ -49,6 +48,7 @@ class ResidualSampler(BaseSampler):
         predictions: Callable[[], Predictions | None],
         seed: int,
         expects: Expects,
+        earlier: Earlier = NOTHING,
     ) -> None:
         """Start without any trial.
 
@@ -57,6 +57,7 @@ class ResidualSampler(BaseSampler):
             predictions: Gives the predictions of all rows, or None; asked before every proposal.
             seed: Of the candidates drawn at random where the table is large.
             expects: What the study values and allows.
+            earlier: Trials of earlier studies that the models start with; none of them is the study's own.
         """
         self.expected_improvement = math.inf
         self.chance_of_gain = 1.0
@@ -64,6 +65,7 @@ class ResidualSampler(BaseSampler):
         self._predictions = predictions
         self._seed = seed
         self._expects = expects
+        self._earlier = earlier
         self._view: tuple[Predictions | None, Outlook] | None = None
         self._records: dict[int, TrialRecord | None] = {}
 
@@ -96,7 +98,7 @@ class ResidualSampler(BaseSampler):
         """The outlook on the newest predictions, worked out once for each."""
         newest = self._predictions()
         if self._view is None or self._view[0] is not newest:
-            self._view = newest, outlook_of(self._candidates.table, newest, self._expects)
+            self._view = newest, outlook_of(self._candidates.table, newest, self._expects, self._earlier)
         return self._view[1]
 
     def seen(self, study: Study, but: int | None = None) -> Seen:
@@ -123,17 +125,10 @@ class ResidualSampler(BaseSampler):
         if score is not None:
             seen.rows.append(row)
             seen.scores.append(score)
-            seen.noise.append(_noise(record))
+            seen.noise.append(math.hypot(run_noise(record.metrics), _DISTURBED if record.contaminated else 0.0))
             seen.metrics.append(record.metrics)
-            seen.metrics_noise.append(_DISTURBED if record.contaminated else _METRICS_NOISE)
+            seen.metrics_noise.append(_DISTURBED if record.contaminated else METRICS_NOISE)
         elif record.outcome not in (Outcome.COMPLETED, Outcome.STOPPED, Outcome.REFUSED, Outcome.LOST):
             seen.failed.append(row)
             if record.outcome is Outcome.OOM:
                 seen.out_of_memory.append(row)
-
-
-def _noise(record: TrialRecord) -> float:
-    """Standard deviation of a measured logarithm: between runs, and what the trial's own interval says."""
-    low, high = (record.metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
-    within = math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0
-    return math.hypot(_DISTURBED if record.contaminated else NOISE, within)

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.attached import with_attached
 from autotune.budget import Spent
 from autotune.confirm import Decision
+from autotune.earlier import told
 from autotune.ledger import Ledger
 from autotune.one_driver import Driver, running_driver
 from autotune.pareto import Point
@@ -49,6 +50,7 @@ class PoolResults:
         notes: What the study does not do although it was asked for, and how to change that.
         front: In a Pareto study, the configurations that no other one beats in every term, the knee first.
         hypervolume: What the front covers, see `pareto.hypervolume`; None in a study for one score.
+        earlier: What of earlier studies its search started with, in one line; empty where nothing.
     """
 
     study: str
@@ -64,6 +66,7 @@ class PoolResults:
     notes: tuple[str, ...] = ()
     front: tuple[Point, ...] = ()
     hypervolume: float | None = None
+    earlier: str = ""
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -114,6 +117,7 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         notes=tuple(study.user_attrs.get(_NOTES, ())),
         front=ledger.front(),
         hypervolume=ledger.hypervolume(),
+        earlier=told(spec, study.user_attrs),
     )
 
 

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from autotune.candidates import Candidates
 from autotune.outlook import Expects
 from autotune.spec import SamplerName, StudySpec
+from autotune.transfer import NOTHING, Earlier
 from search_spaces.prediction import Predictions
 
 PredictionSource = Callable[[], Predictions | None]
@@ -28,7 +29,9 @@ PredictionSource = Callable[[], Predictions | None]
 _REDRAWS: dict[SamplerName, int] = {"residual": 1, "tpe": 10, "gp": 2, "nsga2": 50, "random": 50, "grid": 0}
 
 
-def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: PredictionSource) -> BaseSampler | None:
+def inner_sampler(
+    spec: StudySpec, candidates: Candidates, predictions: PredictionSource, earlier: Earlier = NOTHING
+) -> BaseSampler | None:
     """The study's sampler, ours or Optuna's; None for `grid`, which walks the table in its own order."""
     seed = spec.seed
     match spec.sampler:
@@ -37,7 +40,7 @@ def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: Predicti
             from autotune.residual_sampler import ResidualSampler
 
             ours = ParetoSampler if spec.pareto else ResidualSampler
-            return ours(candidates, predictions, seed, Expects(spec.objective, spec.limits))
+            return ours(candidates, predictions, seed, Expects(spec.objective, spec.limits), earlier)
         case "tpe":
             return TPESampler(seed=seed)
         case "gp":
@@ -54,9 +57,11 @@ def inner_sampler(spec: StudySpec, candidates: Candidates, predictions: Predicti
             return None
 
 
-def candidate_sampler(spec: StudySpec, candidates: Candidates, predictions: PredictionSource = lambda: None) -> CandidateSampler:
-    """The sampler of a study; `predictions` are of the table's rows, for those samplers that use them."""
-    return CandidateSampler(inner_sampler(spec, candidates, predictions), candidates, _REDRAWS[spec.sampler])
+def candidate_sampler(
+    spec: StudySpec, candidates: Candidates, predictions: PredictionSource = lambda: None, earlier: Earlier = NOTHING
+) -> CandidateSampler:
+    """The sampler of a study; `predictions` are of the table's rows, and `earlier` what it starts with, for those that use them."""
+    return CandidateSampler(inner_sampler(spec, candidates, predictions, earlier), candidates, _REDRAWS[spec.sampler])
 
 
 class CandidateSampler(BaseSampler):

@@ -64,6 +64,7 @@ class StudySpec(Part):
         launcher: `megatron_core`, or `package.module:Class` of your own launcher.
         baseline: Knobs of the configuration to compare with; it runs first.
         recipes: Whether configurations that published recipes for models of this kind point at run next; see docs/search.md.
+        transfer: Whether the search starts with what trials of earlier studies of the same pool showed; see docs/search.md.
         search: Knob -> choices.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
         pareto: Whether the terms are not summed: one direction each, by the sign of the weight, and a front as the answer.
@@ -89,6 +90,7 @@ class StudySpec(Part):
     launcher: str = "megatron_core"
     baseline: TrialConfig = TrialConfig()
     recipes: bool = True
+    transfer: bool = True
     search: dict[str, Any] | Literal["auto"]
     objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     pareto: bool = False

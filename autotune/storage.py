@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 import optuna
@@ -176,6 +177,7 @@ def open_study(
     sampler: BaseSampler,
     fingerprint: dict[str, object],
     directions: Sequence[Direction] = ("maximize",),
+    attributes: Mapping[str, object] = MappingProxyType({}),
 ) -> optuna.Study:
     """Create or reopen a study.
 
@@ -185,6 +187,7 @@ def open_study(
         sampler: What proposes.
         fingerprint: What must not change between openings.
         directions: One for each value that a trial is told.
+        attributes: What is kept with a study that is created.
 
     Raises:
         SpecError: where the storage holds a study of this name over something else.
@@ -199,7 +202,8 @@ def open_study(
     if known is None and study.get_trials(deepcopy=False):
         raise SpecError("name", name, "the storage holds a study of this name that another program made", hint)
     if known is None:
-        study.set_user_attr("fingerprint", fingerprint)
+        for attribute, value in {**attributes, "fingerprint": fingerprint}.items():
+            study.set_user_attr(attribute, value)
         return study
     changed = [key for key in fingerprint if known.get(key) != fingerprint[key]]
     if changed:

@@ -227,6 +227,7 @@ class _ParentOf:
         self._tracker = tracker
         self._study = study
         self._run_id: str | None = None
+        started_with = {"recipes_left_out": "\n".join(study.starts.left_out), "earlier": study.results().earlier}
         self._parent = ParentRun(
             study=study.name,
             experiment=spec.name,
@@ -242,7 +243,7 @@ class _ParentOf:
                 "budget_trials": spec.budget.trials,
                 "candidates": len(study.table),
             },
-            tags={"recipes_left_out": "\n".join(study.starts.left_out)} if study.starts.left_out else {},
+            tags={name: text for name, text in started_with.items() if text},
         )
 
     def open(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from autotune.ledger import Ledger
 from autotune.records import TrialRecord
@@ -28,6 +30,25 @@ def tell(study: optuna.Study, trial: optuna.Trial, record: TrialRecord, ledger: 
     if not trial.constraints:
         trial.set_constraint(_CONSTRAINT, ledger.infeasibility(record))
     study.tell(trial, values)
+
+
+def end_left_open(study: optuna.Study, stored: Iterable[tuple[FrozenTrial, TrialRecord | None]], ledger: Ledger) -> None:
+    """End the trials that a dead driver left open: those without a record FAIL and may be proposed again.
+
+    Args:
+        study: Their study.
+        stored: All of its trials with their records.
+        ledger: What these showed.
+    """
+    for frozen, record in stored:
+        if frozen.state is TrialState.WAITING:
+            # Only a RUNNING trial can be told, and `ask` takes the oldest waiting one.
+            study.tell(study.ask().number, state=TrialState.FAIL)
+        elif not frozen.state.is_finished() and record is not None:
+            # Its driver died between the record and the end.
+            tell(study, optuna.Trial(study, frozen._trial_id), record, ledger)
+        elif not frozen.state.is_finished():
+            study.tell(frozen.number, state=TrialState.FAIL)
 
 
 def _values(study: optuna.Study, record: TrialRecord) -> tuple[float, ...]:

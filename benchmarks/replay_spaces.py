@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from autotune.candidates import candidate_table
+from autotune.refit import calibration_key
 from autotune.spec import StudySpec
 from benchmarks.timed_rows import TimedRow, read
 from search_spaces.candidates import CandidateTable
@@ -53,11 +54,15 @@ class Space:
         """The fastest measured step."""
         return min(self.seconds.values())
 
+    def predict(self, columns: Columns) -> Predictions:
+        """Of any configurations of any workload, as the source would have run them."""
+        searched = {name: columns.column(name) for name in self.table.knobs}
+        found = predict(Columns(columns.workload, searched, self.published), self.machines, self.routing)
+        return mislead(found) if self.misled else found
+
     def predictions(self) -> Predictions:
         """Of every row of the table."""
-        columns = Columns(self.table.workload, self.table.columns.columns, self.published)
-        found = predict(columns, self.machines, self.routing)
-        return mislead(found) if self.misled else found
+        return self.predict(self.table.columns)
 
     def by_prediction(self) -> list[TrialConfig]:
         """The measured configurations, fastest predicted first."""
@@ -103,6 +108,15 @@ def mislead(found: Predictions) -> Predictions:
     seconds = np.maximum(sum(parts.values()), 0.05 * found.step_time_s)
     times = replace(found.times, parts=parts, step_time_s=seconds)
     return replace(found, times=times, power=replace(found.power, step_time_s=seconds))
+
+
+def neighbours(space: Space, others: Sequence[Space], *, same_model: bool) -> list[Space]:
+    """The other spaces of the same machines, and of the same model or of another one, in turn from this one on."""
+    place = next(place for place, other in enumerate(others) if other.name == space.name)
+    in_turn = (*others[place + 1 :], *others[:place])
+    key = calibration_key(space.spec.pools[0])
+    alike = (other for other in in_turn if calibration_key(other.spec.pools[0]) == key)
+    return [other for other in alike if (other.spec.model == space.spec.model) is same_model]
 
 
 def _spec(rows: Sequence[TimedRow]) -> StudySpec:

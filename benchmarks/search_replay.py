@@ -6,6 +6,9 @@ A space is one model, GPU count and global batch with at least 11 measured confi
 name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher that looks the seconds up; the orders (`prediction`,
 `rule`: fewest TP x PP, then the largest micro-batch) are fixed lists. No coefficient was fitted on rows of the replayed source.
 `residual`, `grid` and the orders are deterministic on tables of this size and run once; the others run once per seed.
+
+`transfer` is `residual` after studies of other spaces of the same machines and model ended in its storage, `transfer-model` after
+studies of other models; with one of them all methods search only those spaces that have such neighbours.
 """
 
 from __future__ import annotations
@@ -29,16 +32,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no package
 from autotune.records import TrialResult  # noqa: E402
+from autotune.refit import Refit  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
-from benchmarks.replay_spaces import Space, spaces  # noqa: E402
+from benchmarks.replay_spaces import Space, neighbours, spaces  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
 from launchers.base import StepRecord  # noqa: E402
 from launchers.outcome import Outcome  # noqa: E402
 
 ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
-DETERMINISTIC = ("residual", "grid", *ORDERS)
+AFTER_OTHERS = {"transfer": True, "transfer-model": False}
+DETERMINISTIC = ("residual", "grid", *AFTER_OTHERS, *ORDERS)
 METHODS = ("residual", "prediction", "rule", "grid", "random", "tpe", "gp")
-AFTER = (3, 5, 10)
+AFTER = (1, 2, 3, 5, 10)
+BEFORE_TRIALS = 12
 _STEPS = 4
 
 
@@ -48,16 +54,23 @@ def result(seconds: float) -> TrialResult:
     return TrialResult(Outcome.COMPLETED, "", tuple(steps))
 
 
-def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
-    """Measured seconds of the configurations that a method tries, in its order."""
+def walk(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> list[float]:
+    """Measured seconds of the configurations that a method tries, in its order; studies of `before` ended in its storage."""
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
+    storage = InMemoryStorage()
+    for other in before:
+        _tried(other, "residual", seed, BEFORE_TRIALS, storage)
+    return _tried(space, "residual" if method in AFTER_OTHERS else method, seed, most_trials, storage)
+
+
+def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InMemoryStorage) -> list[float]:
+    """Measured seconds of the trials of a study, in its order."""
     budget = {"trials": min(most_trials, len(space.seconds)), "confidence": None}
-    spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": method, "seed": seed, "budget": budget})
+    spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": sampler, "seed": seed, "budget": budget})
     launcher = TableLauncher(space.seconds)
-    study = PoolStudy(
-        spec, spec.pools[0], launcher, InMemoryStorage(), lambda study, record: None, predictions=cache(space.predictions)
-    )
+    study = PoolStudy(spec, spec.pools[0], launcher, storage, lambda study, record: None, predictor=space.predict)
+    study.refit = Refit(study.name, study.table, None, ("", ""), None)  # of no use to what starts from given predictions
     tried = []
     while (proposal := study.propose()) is not None:
         tried.append(space.seconds[proposal.config])
@@ -65,9 +78,9 @@ def walk(space: Space, method: str, seed: int, most_trials: int) -> list[float]:
     return tried
 
 
-def entry(space: Space, method: str, seed: int, most_trials: int) -> dict[str, Any]:
+def entry(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> dict[str, Any]:
     """One line of the result."""
-    regrets = np.array(walk(space, method, seed, most_trials)) / space.best_s - 1.0
+    regrets = np.array(walk(space, method, seed, most_trials, before)) / space.best_s - 1.0
     lowest = np.minimum.accumulate(regrets)
     return {
         "space": space.name,
@@ -148,9 +161,17 @@ def top5_share(found: Sequence[Space]) -> float:
     return float(np.mean([min(space.seconds[c] for c in space.by_prediction()[:5]) <= 1.03 * space.best_s for space in found]))
 
 
-def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool) -> dict[str, Any]:
+def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool, before: int) -> dict[str, Any]:
     name, method, seed = job
-    return entry(replace(_spaces(folder)[name], misled=misled), method, seed, most_trials)
+    space = _spaces(folder)[name]
+    others = [replace(other, misled=misled) for other in _before(folder, space, method)[:before]]
+    return entry(replace(space, misled=misled), method, seed, most_trials, others)
+
+
+def _before(folder: Path, space: Space, method: str) -> list[Space]:
+    """What can be searched before a space by a method that begins with other spaces."""
+    same_model = AFTER_OTHERS.get(method)
+    return [] if same_model is None else neighbours(space, list(_spaces(folder).values()), same_model=same_model)
 
 
 @cache
@@ -167,19 +188,22 @@ def main() -> int:
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--spaces", default="", help="only those whose name contains this")
     parser.add_argument("--misled", action="store_true", help="predict wrongly on purpose")
+    parser.add_argument("--before", type=int, default=1, help="spaces that `transfer` and `transfer-model` search before")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     methods = options.methods.split(",")
-    if unknown := set(methods) - {*get_args(SamplerName), *ORDERS}:
+    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_OTHERS, *ORDERS}:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
     found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
+    for method in AFTER_OTHERS.keys() & set(methods):
+        found = {name: space for name, space in found.items() if _before(options.folder, space, method)}
     if not found:
         parser.error(f"{options.folder}: no table with enough measured configurations")
     seeds = {method: range(1 if method in DETERMINISTIC else options.seeds) for method in methods}
     jobs = [(name, method, seed) for method in methods for name in found for seed in seeds[method]]
     with ProcessPoolExecutor(options.workers) as pool:
-        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled)
+        run = partial(_run, options.folder, most_trials=options.most_trials, misled=options.misled, before=options.before)
         entries = list(pool.map(run, jobs, chunksize=4))
     show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
     show_differences(entries, methods)

@@ -66,6 +66,27 @@ MUTATIONS = (
         "tests/autotune/test_residual_sampler.py",
     ),
     Mutation(
+        "a resumed study starts with the earlier trials that it began with",
+        "autotune/earlier.py",
+        "if name in attributes:",
+        "if name == 0:",
+        "tests/autotune/test_earlier.py",
+    ),
+    Mutation(
+        "a constant factor between studies says nothing",
+        "autotune/transfer.py",
+        "return residuals - np.median(residuals[known]),",
+        "return residuals,",
+        "tests/autotune/test_earlier.py",
+    ),
+    Mutation(
+        "whether other studies say anything is told by a study's own trials",
+        "autotune/residual_model.py",
+        "UNALIKE = 0.3",
+        "UNALIKE = 1e-30",
+        "tests/autotune/test_earlier.py",
+    ),
+    Mutation(
         "a trial that lacks a term of a front is told as FAIL",
         "autotune/telling.py",
         "if len(values) != len(study.directions):",

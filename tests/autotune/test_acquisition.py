@@ -7,8 +7,9 @@ import pytest
 
 from autotune import acquisition
 from autotune.acquisition import Seen, believing, choose
+from autotune.belief import Belief
 from autotune.outlook import Limit, outlook_of
-from autotune.residual_model import Belief
+from autotune.residual_model import warmer_c
 
 from .test_residual_sampler import gpu_study, truth
 
@@ -116,8 +117,8 @@ def test_what_runs_has_taken_its_risk_already():
 
 def test_how_warm_gpus_began_is_told_relative_to_the_usual_where_they_tell_it():
     started = [{"start_temperature_c": 40.0}, {}, {"start_temperature_c": 52.0}, {"start_temperature_c": 42.0}]
-    assert Seen(metrics=started).warmer_c().tolist() == [-2.0, 0.0, 10.0, 0.0]
-    assert Seen(metrics=[{}, {}]).warmer_c().tolist() == [0.0, 0.0]
+    assert warmer_c(started).tolist() == [-2.0, 0.0, 10.0, 0.0]
+    assert warmer_c([{}, {}]).tolist() == [0.0, 0.0]
 
 
 def test_a_start_on_warm_gpus_does_not_speak_against_a_candidate():

@@ -32,8 +32,8 @@ def pareto_study(sampler: str, seed: int, trials: int, terms: dict[str, float] |
         "objective": terms or {TOKENS: 1.0, MEMORY: -1.0},
     }
     spec = study_spec(**fields, sampler=sampler, seed=seed, budget={"trials": trials})
-    source = None if predicted else lambda: None
-    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictions=source)
+    predictor = None if predicted else lambda columns: None
+    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictor=predictor)
 
 
 def as_predicted(study: PoolStudy) -> Any:

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Alike, Belief, Features, ResidualModel
+from autotune.belief import Belief
+from autotune.residual_kernels import Across, Alike
+from autotune.residual_model import ENOUGH, HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Elsewhere, Features, ResidualModel
 
 RANDOM = np.random.default_rng(0)
 SHARES = RANDOM.dirichlet(np.ones(4), size=60)
@@ -157,3 +159,62 @@ def test_what_follows_from_the_knobs_is_no_choice_of_its_own():
         found = ResidualModel(features, np.zeros(60), rows, truth[rows], np.full(14, 0.005), alone).belief(others)
         errors.append(np.sqrt(np.mean((found.mean - truth[others]) ** 2)))
     assert errors[0] < 0.8 * errors[1]
+
+
+def test_how_alike_trials_of_different_studies_are_by_hand():
+    """The same study 1; another the product of how alike each is to the first."""
+    rows = np.array([[0.0], [1.0], [2.0], [1.0]])
+    found = Across((1.0, 0.8, 0.5))(rows)
+    assert found == pytest.approx(np.array([[1, 0.8, 0.5, 0.8], [0.8, 1, 0.4, 1], [0.5, 0.4, 1, 0.4], [0.8, 1, 0.4, 1]]))
+    assert Across((1.0, 0.8, 0.5))(rows[:1], rows[2:]) == pytest.approx(np.array([[0.5, 0.8]]))
+
+
+def elsewhere(residuals, rows, *, alike=0.8, knobs=KNOBS):
+    """One other study that tried these rows."""
+    matrix = Features.of(PREDICTED, SHARES, knobs).matrix[rows]
+    count = len(rows)
+    return Elsewhere(
+        matrix, np.asarray(residuals), np.full(count, NOISE), np.zeros(count), np.ones(count, dtype=np.intp), (1.0, alike)
+    )
+
+
+SLOW = np.log1p(2.0 * SHARES[:, 1])  # a part that takes three times as long
+
+
+def beside(rows, truth, other, *, knobs=KNOBS):
+    rows, features = np.array(rows, dtype=np.intp), Features.of(PREDICTED, SHARES, knobs)
+    return ResidualModel(features, PREDICTED, rows, truth[rows], np.full(len(rows), NOISE), elsewhere=other)
+
+
+def test_what_was_off_elsewhere_is_expected_here_the_less_the_less_alike_they_are():
+    there, slow, fast = np.arange(0, 30), np.argsort(SLOW)[-5:], np.argsort(SLOW)[:5]
+    gaps = []
+    for alike in (0.0, 0.4, 0.8):
+        found = beside([], PREDICTED, elsewhere(np.median(SLOW[there]) - SLOW[there], there, alike=alike)).belief(EVERY)
+        off = found.mean - PREDICTED
+        gaps.append(off[fast].mean() - off[slow].mean())
+    assert gaps[0] == pytest.approx(0.0, abs=1e-6)
+    assert 0.05 < gaps[1] < gaps[2] < SLOW[slow].mean() - SLOW[fast].mean()
+
+
+def test_a_few_trials_outvote_what_was_off_elsewhere():
+    """Nothing is off here: after six trials most of what was expected from elsewhere is gone."""
+    there, slow, fast = np.arange(0, 30), np.argsort(SLOW)[-5:], np.argsort(SLOW)[:5]
+    other = elsewhere(np.median(SLOW[there]) - SLOW[there], there)
+    off = [beside(rows, PREDICTED, other).belief(EVERY).mean - PREDICTED for rows in ([], [1, 12, 25, 33, 41, 58])]
+    before, after = (one[fast].mean() - one[slow].mean() for one in off)
+    assert abs(after) < 0.25 * before
+
+
+def test_the_rough_mean_is_the_mean_beside_other_studies_too():
+    rows, there, nothing = RANDOM.permutation(60)[:10], np.arange(20, 50), np.zeros((60, 0))
+    found = beside(rows, PREDICTED - SLOW, elsewhere(np.median(SLOW[there]) - SLOW[there], there, knobs=nothing), knobs=nothing)
+    assert found.rough_mean() == pytest.approx(found.belief(EVERY).mean, abs=1e-6)
+
+
+def test_from_enough_trials_on_other_studies_say_nothing():
+    many = np.tile(EVERY, 2)[:ENOUGH]
+    other = elsewhere(SLOW[:30], np.arange(30))
+    few, enough = (beside(rows, PREDICTED, other).belief(EVERY).mean for rows in (many[:10], many))
+    assert enough == pytest.approx(beside(many, PREDICTED, None).belief(EVERY).mean, abs=1e-12)
+    assert few != pytest.approx(beside(many[:10], PREDICTED, None).belief(EVERY).mean, abs=1e-12)

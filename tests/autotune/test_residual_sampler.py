@@ -37,9 +37,9 @@ def gpu_spec(**fields):
     return study_spec(**{**data, "sampler": "residual", **fields})
 
 
-def gpu_study(predictions=None, **fields):
+def gpu_study(predictor=None, **fields):
     spec = gpu_spec(**fields)
-    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictions=predictions)
+    return PoolStudy(spec, spec.pools[0], NoLauncher(), InMemoryStorage(), lambda study, record: None, predictor=predictor)
 
 
 @cache
@@ -113,7 +113,7 @@ def retimed(found, times):
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 def test_a_predictor_wrong_on_purpose_costs_no_more_trials_than_random(factor):
     misled = wrong(factor)
-    study = gpu_study(lambda: misled)
+    study = gpu_study(lambda columns: misled)
     taken = trials_to_best(study, run_to_end(study, answer(study)))
     assert taken <= random_median(study)
 
@@ -123,7 +123,7 @@ def test_the_order_upside_down_is_noticed():
     found = truth()
     turned = 1.0 / np.asarray(found.step_time_s)
     upside = retimed(found, replace(found.times, step_time_s=turned))
-    study = gpu_study(lambda: upside)
+    study = gpu_study(lambda columns: upside)
     assert trials_to_best(study, run_to_end(study, answer(study))) < 2 / 3 * len(study.table)
 
 

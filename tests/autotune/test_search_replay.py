@@ -1,5 +1,7 @@
 """The replay benchmark on a made-up table: every row is tried once, and what is counted is what was measured."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import replay_spaces, search_replay
@@ -54,9 +56,27 @@ def test_an_entry_counts_trials_and_regret(space, monkeypatch):
     monkeypatch.setattr(search_replay, "walk", lambda *_: [0.06, 0.0520, 0.0508, 0.05, 0.3])
     found = search_replay.entry(space, "grid", 0, 5)
     assert (found["trials_to_5pct"], found["trials_to_2pct"], found["trials_to_best"]) == (2, 3, 4)
-    assert found["regret_after"] == pytest.approx({"3": 0.016, "5": 0.0, "10": 0.0})
+    assert found["regret_after"] == pytest.approx({"1": 0.2, "2": 0.04, "3": 0.016, "5": 0.0, "10": 0.0})
     monkeypatch.setattr(search_replay, "walk", lambda *_: [0.06])
     assert search_replay.entry(space, "grid", 0, 1)["trials_to_2pct"] is None
+
+
+def test_a_search_after_another_space_starts_with_what_that_showed():
+    """In both spaces tensor parallelism is a gain, which is not what is predicted."""
+
+    def faster_with_tp(tp, pp, mbs):
+        return pp / tp / mbs**0.1
+
+    larger = WORKLOAD.model_copy(update={"global_batch_size": 64})
+    one, other = (
+        replay_spaces.space_of([replace(row, measured=replace(row.measured, workload=load)) for row in rows(faster_with_tp)])
+        for load in (WORKLOAD, larger)
+    )
+    alone, after = search_replay.walk(one, "residual", 0, 100), search_replay.walk(one, "transfer", 0, 100, [other])
+    assert after[0] < alone[0]
+    assert sorted(after) == pytest.approx(sorted(one.seconds.values()))
+    assert replay_spaces.neighbours(one, [one, other], same_model=True) == [other]
+    assert replay_spaces.neighbours(one, [one, other], same_model=False) == []
 
 
 def test_misled_predictions_are_wrong_and_finite(space):
