@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,11 @@ def earlier_studies(spec: StudySpec, pool: PoolSpec, storage: BaseStorage, name:
         chosen = attributes[name].get(CHOSEN, {})
     else:
         chosen = {other: None for other, known in attributes.items() if known.get(MACHINES) == machines}
-    studies = (_study(storage, other, attributes[other], workload, chosen[other]) for other in chosen if other in attributes)
-    telling = [study for study in studies if study is not None]
-    return tuple(sorted(telling, key=lambda study: (-study.alike, study.name))[:MOST_STUDIES])
+    compared = ((other, _comparable(attributes[other], workload)) for other in chosen if other in attributes)
+    alike = sorted((-alike_to(workload, there), other, there) for other, there in compared if there is not None)
+    studies = (EarlierStudy(other, there, _records(storage, other, chosen[other]), -less) for less, other, there in alike)
+    telling = (study for study in studies if len({record.config for record in study.records}) > 1)
+    return tuple(islice(telling, MOST_STUDIES))
 
 
 def to_keep(spec: StudySpec, pool: PoolSpec, earlier: Sequence[EarlierStudy]) -> dict[str, object]:
@@ -102,21 +105,16 @@ def _machines(spec: StudySpec, pool: PoolSpec) -> list[str]:
     return [*calibration_key(pool), spec.launcher, *note(spec)]
 
 
-def _study(
-    storage: BaseStorage, name: str, known: Mapping[str, Any], workload: Workload, numbers: Sequence[int] | None
-) -> EarlierStudy | None:
-    """A study and its trials of these numbers (None = those that count), where these tell something apart.
+def _comparable(known: Mapping[str, Any], workload: Workload) -> Workload | None:
+    """What a study with these attributes trains.
 
-    None where another version of this program wrote it, or where only one of it and this one trains a model with experts.
+    None where another version of this program wrote it, it has just begun, or only one of the two models has experts.
     """
     try:
-        there = Workload.model_validate(known["fingerprint"]["workload"])
+        there = Workload.model_validate(known.get("fingerprint", {}).get("workload"))
     except ValidationError:
         return None
-    records = _records(storage, name, numbers)
-    if there.model.is_moe != workload.model.is_moe or len({record.config for record in records}) < 2:  # noqa: PLR2004
-        return None
-    return EarlierStudy(name, there, records, alike_to(workload, there))
+    return there if there.model.is_moe == workload.model.is_moe else None
 
 
 def _records(storage: BaseStorage, name: str, numbers: Sequence[int] | None) -> tuple[TrialRecord, ...]:

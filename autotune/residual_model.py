@@ -101,8 +101,7 @@ class Features:
     """What the model sees of every candidate.
 
     Attributes:
-        matrix: (rows, features): shares of the step's parts, the centred prediction, the scaled knobs,
-            centred as well.
+        matrix: (rows, features): shares of the step's parts, the prediction and the scaled knobs, both centred.
         parts: Number of parts.
         following: Number of knobs, the last ones, that follow from the others: they have no choices of their own.
     """

@@ -34,8 +34,8 @@ GUARDED, GUARD_W = "guarded", 500.0
 """A fourth level: the middle cap, and a guard on every GPU, which the launches have to keep as well."""
 
 CLOSE = 0.0025
-"""No cap lies nearer to what a candidate draws: exploring runs of one candidate differ by 0.25 % (one sigma), confirming ones by
-0.12 %, so that nobody could tell from them on which side it lies. A power limit holds many candidates at nearly the same watts."""
+"""No cap lies nearer to what a candidate draws: two standard deviations of a confirming run, so that nobody could tell from runs on
+which side it lies. A power limit holds many candidates at nearly the same watts."""
 
 CONFIDENCE = 0.999
 """Surer than a study's usual 0.95, with which one in twenty would rightly end with a gain left."""

@@ -31,6 +31,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a study that has just been created tells nothing, and stops no other",
+        "autotune/earlier.py",
+        'known.get("fingerprint", {}).get("workload")',
+        'known["fingerprint"]["workload"]',
+        "tests/autotune/test_earlier.py",
+    ),
+    Mutation(
+        "no cap of a twin lies close to what a candidate draws",
+        "benchmarks/twin_worlds.py",
+        "min(axis=1) >= CLOSE",
+        "min(axis=1) >= 0.0",
+        "tests/autotune/test_twins.py",
+    ),
+    Mutation(
         "no limit on power lies above the highest one",
         "autotune/outlook.py",
         "if name in _LIMITS and numbers:",

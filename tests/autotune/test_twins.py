@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,17 @@ from rich.console import Console
 from scipy.stats import spearmanr
 
 from autotune.machines import machines_of
+from autotune.measured import measure
 from autotune.pool_study import PoolStudy
+from autotune.proposal import Proposal
+from autotune.records import Phase
 from autotune.report import final_report, results_json
 from autotune.results import keep_notes
+from autotune.run_spread import RunSpread
 from autotune.simulation import is_simulated, note, simulated, twin_launcher
 from benchmarks import search_twins
-from benchmarks.twin_worlds import METRIC, World, played
+from benchmarks.twin_worlds import CLOSE, LEVELS, METRIC, World, played
+from launchers.outcome import Outcome
 from launchers.simulated import OutOfMemoryError, play
 from launchers.soak import Demand, Gpus, soak
 from launchers.twins import demand
@@ -54,6 +60,29 @@ def test_a_seed_fixes_everything_and_another_changes_it(kind, worlds):
     assert steps(0) == steps(0)
     assert steps(0)[0] != steps(1)[0]
     assert steps(0)[1] != steps(1)[1]
+
+
+def confirmed_watts(world, config, runs):
+    """Mean watts that confirming runs of a configuration measure."""
+    spec, launcher, found = world.study_spec("middle", "random"), world.launcher(), []
+    for number in range(runs):
+        proposal = Proposal(SimpleNamespace(number=number), config, Phase.CONFIRM, 0.0)
+        shown = measure(world.table.workload, played(launcher, spec, proposal), spec.measurement, RunSpread())
+        if shown.outcome is Outcome.COMPLETED and not shown.contaminated:
+            found.append(shown.metrics[METRIC])
+    return np.array(found)
+
+
+def test_no_cap_lies_so_close_to_a_candidate_that_runs_could_not_tell_on_which_side(worlds):
+    """Two standard deviations of a confirming run, and no more: the cap stays near its quantile."""
+    scatter = [np.log(confirmed_watts(world, fitting(world), 20)).std(ddof=1) for world in worlds.values()]
+    assert 2.0 * np.median(scatter) < CLOSE
+    for world in worlds.values():
+        watts = world.truth.watts[np.isfinite(world.truth.watts)]
+        for quantile in LEVELS.values():
+            cap_w = world.truth.cap_w(quantile)
+            assert np.abs(cap_w / watts - 1.0).min() >= CLOSE
+            assert abs(np.mean(watts <= cap_w) - quantile) < 0.25
 
 
 def test_runs_of_one_configuration_scatter_a_little(worlds):
