@@ -1,12 +1,13 @@
 """Does the reported interval hold the other runs, and is a disturbed run flagged?
 
-    python benchmarks/repeatability.py [--runs 10] [--ranks 2] [--steps 200] [--interval 0.01] [--output repeatability.json]
+    python benchmarks/repeatability.py [--runs 10] [--ranks 2] [--steps 300] [--interval 0.002] [--output repeatability.json]
 
-Runs one configuration of the quickstart model again and again on this machine's CPU, each run until it is measured well enough,
-then twice more: beside one process that computes on every core, and beside none. A run's interval says where 95 % of other runs'
-medians are; counted are the ordered pairs of runs (i, j) whose interval i holds median j. The spread from run to run comes from the
-runs themselves, as from the repeats of a study, and beside it the default alone is shown. Promised on a quiet machine, which the
-load and the foreign share of the cores tell: 90 % of pairs, a half-width of at most 3 %, no run flagged but the one beside the hog.
+Runs one configuration of the quickstart model again and again on this machine's CPU, each run for about a minute, over which the
+speed of a virtual machine's memory wanders by a percent or two, then twice more: beside one process that computes on every core,
+and beside none. A run's interval says where 95 % of other runs' medians are; counted are the ordered pairs of runs (i, j) whose
+interval i holds median j. The spread from run to run comes from the runs themselves, as from the repeats of a study, and beside it
+the default alone is shown. Promised on a quiet machine, which the load and the foreign share of the cores tell: 90 % of pairs, a
+half-width of at most 3 %, no run flagged but the one beside the hog.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--interval", type=float, default=0.01)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--interval", type=float, default=0.002)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     figures = measure(options)

@@ -1,6 +1,6 @@
 """What telemetry costs: the sampler's own CPU time for 8 GPUs at 50 ms, and step times with and without it.
 
-    python benchmarks/telemetry_overhead.py [--seconds 60] [--pairs 40] [--steps 24] [--ranks 2] [--output telemetry_overhead.json]
+    python benchmarks/telemetry_overhead.py [--seconds 60] [--pairs 120] [--steps 24] [--ranks 2] [--output telemetry_overhead.json]
 
 Eight scripted H100s are read by the real binding; a real driver's own time per call comes on top. CPU time is that of the
 sampler's threads, writing and the columns at the end included. Step times come from one trial of the Megatron program on CPU: the
@@ -119,7 +119,7 @@ def main() -> int:
     """Start this file again in a process that sees the scripted devices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=120)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--output", type=Path)

@@ -8,6 +8,7 @@ Nothing here changes what is computed.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import resource
@@ -26,6 +27,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from launchers.megatron_core.loop import Device
 
 _CPU = torch.device("cpu")
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # mallopt's names: malloc.h
 _FACTORIES = ("arange", "as_tensor", "empty", "full", "ones", "rand", "randint", "randn", "tensor", "zeros")
 
 
@@ -57,11 +59,23 @@ def install(master_addr: str) -> Device:
     if master_addr in ("127.0.0.1", "localhost", "::1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
     torch.set_num_threads(1)  # ranks share the cores
+    _keep_freed_memory()
     torch.compiler.set_stance("force_eager")  # compiling Megatron's fused functions takes longer than a trial
     _answer_for_cuda()
     _place_tensors()
     _adapt_megatron()
     return Device(_CPU, _nothing, _resident_set_peak_bytes)
+
+
+def _keep_freed_memory() -> None:
+    """The C library keeps what tensors free, as CUDA's caching allocator does.
+
+    By default it gives large blocks back to the kernel and asks for them again in every step: thousands of page faults, whose cost
+    differs from step to step by several percent. Other C libraries than glibc have no `mallopt` and stay as they are.
+    """
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        for option, size in ((_MMAP_THRESHOLD, 32 << 20), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 << 20)):
+            mallopt(option, size)
 
 
 def _loopback_interface() -> str:

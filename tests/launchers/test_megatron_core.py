@@ -63,6 +63,17 @@ def test_not_refused(model: ModelSpec, knobs: dict[str, Any], device: str) -> No
     assert LAUNCHER.refusals(_workload(model, device=device), TrialConfig(**knobs)) == []
 
 
+def test_what_tensors_free_on_cpu_is_not_asked_for_again_in_every_step() -> None:
+    program = (
+        "import resource, torch; from launchers.megatron_core import cpu; cpu.install('127.0.0.1')\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "step = lambda: [torch.ones(1 << 20) for _ in range(20)]\n"
+        "_ = [bool(step()) for _ in range(3)], (before := faults()), [bool(step()) for _ in range(3)]; print(faults() - before)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert int(shown.stdout.split()[-1]) < 1000, "each step touches 20,000 pages"
+
+
 def test_job_is_plain_json_with_derived_shapes() -> None:
     workload = _workload(ModelSpec(num_layers=2, hidden_size=96, num_attention_heads=4, vocab_size=500))
     job = json.loads(json.dumps(LAUNCHER.job(workload, TrialConfig(tensor_model_parallel_size=2), steps=3, seed=7)))
