@@ -15,6 +15,7 @@ from autotune.feasibility import succeeds
 from autotune.outlook import Limit, Outlook
 from autotune.residual_kernels import Floats
 from autotune.residual_model import (
+    EVIDENCE,
     HYPOTHESES,
     LIMIT_HYPOTHESES,
     NOISE,
@@ -37,10 +38,14 @@ RISK = 0.08
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
+UNSAFE = 0.15
+"""Where even the least risky candidate crosses as likely as this, none saves risk, and each is weighed by what it may cost."""
 OVERDRAWN = -12.0
 """Where so much more was crossed than afforded, and no candidate is left that would save risk, no trial is worth its launch."""
 WORTH_IT = 0.5
 """A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""
+LIKELY = 0.5
+"""A candidate saves risk where it is at least so likely to run as the likeliest: one that fails tells nothing of a limit."""
 FREE = 5
 """The first trials may cross limits: nothing tells yet where these lie."""
 _ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
@@ -144,8 +149,8 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
     risked = float((1.0 - _keeps(limits, np.array(seen.running, dtype=np.intp))).sum())
-    crosses, risk, best = 1.0 - keeps, seen.risk(view.limits) - risked, seen.best(view.limits)
-    place, improvement = _best_place(belief, chance, crosses, risk, best, believed, len(seen.rows))
+    risk, best, likely = seen.risk(view.limits) - risked, seen.best(view.limits), _likely(runs)
+    place, improvement = _best_place(belief, runs, keeps, risk, best, believed, len(seen.rows))
     return Choice(
         row=int(short[place]),
         score=float(belief.mean[place]),
@@ -153,7 +158,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         fits=float(fits[place]),
         runs=float(runs[place]),
         keeps=float(keeps[place]),
-        chance_of_gain=_chance_of_gain(belief, chance, best) if risk > OVERDRAWN or crosses.min() < RISK else 0.0,
+        chance_of_gain=_chance_of_gain(belief, chance, best) if risk > OVERDRAWN or keeps[likely].max() > 1.0 - RISK else 0.0,
         larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
     )
 
@@ -169,24 +174,34 @@ def shortlist(rows: Rows, worth: Floats, seed: tuple[int, ...]) -> Rows:
 
 
 def _best_place(
-    belief: Belief, chance: Floats, crosses: Floats, risk: float, best: float, believed: Floats, measured: int
+    belief: Belief, runs: Floats, keeps: Floats, risk: float, best: float, believed: Floats, measured: int
 ) -> tuple[int, float]:
     """Place of the most promising candidate that may be risked, and the largest expected improvement over the best measured.
 
     Risk is saved for what is worth it: a candidate that may well cross a limit is tried where its improvement is near the largest
-    that any candidate promises, and one that costs nothing until enough is saved for it.
+    that any candidate promises, and one that costs nothing and probably runs until enough is saved for it. Where none costs little,
+    the one that promises most per crossing is tried.
     """
-    least = max(LEAST_RISK, float(crosses.min()))
+    chance, crosses, likely = np.maximum(runs * keeps, _NO_CHANCE), 1.0 - keeps, _likely(runs)
+    least = max(LEAST_RISK, float(crosses[likely].min()))
     may = crosses <= max(risk, least)
     throughput = np.where(may, belief.mean + np.log(chance), -np.inf)
     if math.isinf(best) and not len(believed):
         return int(throughput.argmax()), math.inf
     improvement = chance * belief.expected_improvement(max([best, *believed]))
-    allowed = (crosses <= least) | (may & (improvement >= WORTH_IT * improvement.max()))
-    improvement = np.where(allowed, improvement, 0.0)
+    if risk < least and least > UNSAFE:
+        worth = improvement / np.maximum(crosses, LEAST_RISK)
+    else:
+        allowed = (crosses <= least) & likely | (may & (improvement >= WORTH_IT * improvement.max()))
+        worth = improvement = np.where(allowed, improvement, 0.0)
     first = measured < FIRST_BY_MEAN and not len(believed)
-    place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else improvement).argmax())
+    place = int((throughput if first or improvement.max() < _NO_IMPROVEMENT else worth).argmax())
     return place, float(improvement.max()) if math.isfinite(best) else math.inf
+
+
+def _likely(runs: Floats) -> np.ndarray:
+    """Where a candidate runs so likely that it would tell something of the limits."""
+    return np.asarray(runs >= LIKELY * runs.max())
 
 
 def _chance_of_gain(belief: Belief, chance: Floats, best: float) -> float:
@@ -209,7 +224,7 @@ def believing(
     """A residual model with running trials at what is expected of them, and that; `measured` and `noise` are of `seen.rows`."""
     rows, values, spread = np.array(seen.rows, dtype=np.intp), np.array(measured), np.array(noise)
     warmer = warmer_c(seen.metrics)
-    model = ResidualModel(features, predicted, rows, values, spread, hypotheses, warmer, elsewhere)
+    model = ResidualModel(features, predicted, rows, values, spread, hypotheses, warmer, elsewhere, EVIDENCE)
     if not seen.running:
         return model, np.zeros(0)
     running = np.array(seen.running, dtype=np.intp)
@@ -217,7 +232,7 @@ def believing(
     every = np.concatenate([rows, running]), np.concatenate([values, believed])
     spread = np.append(spread, np.full(len(running), NOISE))
     warmer = np.append(warmer, np.zeros(len(running)))
-    return ResidualModel(features, predicted, *every, spread, hypotheses, warmer, elsewhere), believed
+    return ResidualModel(features, predicted, *every, spread, hypotheses, warmer, elsewhere, EVIDENCE), believed
 
 
 def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:

@@ -22,6 +22,8 @@ _BIAS = 0.1
 _BIASES = np.linspace(-0.4, 0.4, 41)
 LARGER_THAN_OOM = 0.05
 """What is left of the chance of a candidate that is predicted larger than one that ran out of memory under the same recompute."""
+SAME_PROGRAM = 0.01
+"""Chance that a configuration ends otherwise than one that differs from it in limits of the device only."""
 _FAILURES_VARIANCE = 0.2
 _FAILURES_SLOPE = 0.04  # variance of what one step of one knob's scale adds
 _LEAST = 0.02
@@ -41,17 +43,19 @@ class Memory:
         load: Logarithm of expected over available memory, (rows,).
         recompute: A number per way of recomputation, equal for equal ones, (rows,).
         allocated: Logarithm of the peak that is expected to be measured, (rows,); None where nothing is expected.
+        program: A number per training program, (rows,), equal where only power or clock limits differ; None: no two are.
     """
 
     load: Floats
     recompute: Ints
     allocated: Floats | None = None
+    program: Ints | None = None
 
     def fits(self, out_of_memory: Rows, fitted: Rows, measured: Floats | None = None) -> Floats:
         """Probability that each candidate fits, (rows,); never rises with predicted memory under the same recompute.
 
         The predictions share an unknown bias and have a spread around it; the trials tell both. The wider the spread, the less an
-        out-of-memory says of candidates that are predicted larger.
+        out-of-memory says of candidates that are predicted larger. The same program under other limits ends as it did.
 
         Args:
             out_of_memory: Candidates that ran out of memory.
@@ -63,7 +67,7 @@ class Memory:
         below = norm.cdf(-(grid[:, None, None] + _BIASES) / np.array(list(_SPREADS))[:, None])
         found: Floats = np.interp(self.load, grid, np.einsum("gsb,sb->g", below, weights))
         found[self.larger_than(out_of_memory)] *= 1.0 - float(weights[0].sum()) * (1.0 - LARGER_THAN_OOM)
-        return found
+        return self._as_it_ended(found, np.arange(len(found)), out_of_memory, fitted)
 
     def fits_as_measured(self, features: Features, out_of_memory: Rows, fitted: Rows, measured: Floats, rows: Rows) -> Floats:
         """Probability that some candidates fit, (len(rows),), where measured peaks may not follow the predicted ones.
@@ -89,7 +93,15 @@ class Memory:
         noise = np.concatenate([np.full(int(known.sum()), _PEAK_NOISE), np.full(len(out_of_memory), _BEYOND)])
         tried = np.concatenate([fitted[known], out_of_memory])
         model = ResidualModel(features.stretching(self.allocated), self.allocated, tried, peaks, noise, LIMIT_HYPOTHESES)
-        return trusted * by_load + (1.0 - trusted) * model.belief(rows).probability_below(most[rows])
+        found = trusted * by_load + (1.0 - trusted) * model.belief(rows).probability_below(most[rows])
+        return self._as_it_ended(found, rows, out_of_memory, fitted)
+
+    def _as_it_ended(self, found: Floats, rows: Rows, out_of_memory: Rows, fitted: Rows) -> Floats:
+        """`found` of some candidates, but for those whose program was tried under other limits of the device."""
+        if self.program is not None:
+            for ended, known in ((fitted, 1.0 - SAME_PROGRAM), (out_of_memory, SAME_PROGRAM)):
+                found = np.where(np.isin(self.program[rows], self.program[ended]), known, found)
+        return found
 
     def _weights(self, out_of_memory: Rows, fitted: Rows, measured: Floats | None) -> Floats:
         """Probability of each spread and bias, (spreads, biases)."""

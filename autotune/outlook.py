@@ -154,7 +154,8 @@ def outlook_of(
         return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere)
     load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
     recompute = pack([table.columns.column(name) for name in _RECOMPUTE], rows)
-    memory = Memory(load, recompute, np.log(predictions.memory.memory_gib))
+    program = pack([table.columns.column(name) for name in table.knobs if name not in _LIMITS], rows)
+    memory = Memory(load, recompute, np.log(predictions.memory.memory_gib), program)
     return Outlook(score[:rows], features, memory, expects.bounds(predictions, past), past, elsewhere)
 
 

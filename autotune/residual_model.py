@@ -10,7 +10,9 @@ The residual, measured minus predicted score (both logarithms), is modelled as a
 
 How large these are is not known beforehand. A few hypotheses, from "the prediction is nearly right" to "it says nothing", are each
 conditioned on the trials and weighted by their marginal likelihood (Rasmussen and Williams 2006, section 5.2), so that few trials
-leave the predicted order as it is, and trials that contradict it take its say away.
+leave the predicted order as it is, and trials that contradict it take its say away. Many trials are often near each other, and how
+well a hypothesis tells these says little of candidates unlike them: of a score they weigh no more than `EVIDENCE` of them (a power
+posterior: Gruenwald 2012, "The safe Bayesian"), so that a study does not end surer than it may be.
 
 What trials of earlier studies showed (`Elsewhere`) is correlated with what is off here, but for an offset of each study's own. That
 they say nothing here is one more hypothesis.
@@ -41,6 +43,8 @@ _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
 _PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
 _Z95 = 1.96
+EVIDENCE = 10
+"""Trials whose likelihood weighs the hypotheses of a score; of more of them, each counts for less."""
 ENOUGH = 100
 """Trials from which on a study needs no others' to tell it anything, and would only be slower with them."""
 UNALIKE = 0.3
@@ -220,6 +224,7 @@ class ResidualModel:
         hypotheses: Sequence[Hypothesis] = HYPOTHESES,
         warmer_c: Floats | float = 0.0,
         elsewhere: Elsewhere | None = None,
+        evidence: float = math.inf,
     ) -> None:
         """Condition every hypothesis on the trials.
 
@@ -232,11 +237,13 @@ class ResidualModel:
             hypotheses: How far the prediction may be off.
             warmer_c: How much warmer than usual each trial's GPUs were when it began, degrees.
             elsewhere: What trials of other studies showed; left out from `ENOUGH` trials on.
+            evidence: Trials here whose likelihood weighs the hypotheses; that of more is raised to the power evidence / trials.
         """
         if elsewhere is not None and (len(rows) >= ENOUGH or not len(elsewhere.residuals)):
             elsewhere = None
         self._features = features
         self._predicted = predicted
+        self._power = min(1.0, evidence / len(rows)) if len(rows) else 1.0
         self._alike = elsewhere.alike if elsewhere else (1.0,)
         residuals = measured - predicted[rows]
         # A score may be relative to any reference: only differences between the candidates count.
@@ -283,7 +290,8 @@ class ResidualModel:
             process = GaussianProcessRegressor(self._features.kernel(hypothesis, self._alike), alpha=variances, optimizer=None)
             log = math.log(hypothesis.weight / total)
             if len(trials.residuals):
-                log += process.fit(trials.seen, trials.residuals).log_marginal_likelihood_value_
+                likelihood = process.fit(trials.seen, trials.residuals).log_marginal_likelihood_value_
+                log += self._power * likelihood
             every.append(_Fit(process, hypothesis, log))
         return every
 

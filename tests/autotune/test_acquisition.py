@@ -8,6 +8,7 @@ import pytest
 from autotune import acquisition
 from autotune.acquisition import Seen, believing, choose
 from autotune.belief import Belief
+from autotune.feasibility import Memory
 from autotune.outlook import Limit, outlook_of
 from autotune.residual_model import warmer_c
 
@@ -62,8 +63,11 @@ class Sure:
         return Belief(self.scores[rows][None], np.full((1, len(rows)), 1e-3), np.ones(1))
 
 
-def choice_at_risk(kept, expected, watts, running=(), crossed=0):
-    """What is chosen after five free trials and so many more that kept the limit or crossed it, by sure scores and unsure watts."""
+def choice_at_risk(kept, expected, watts, running=(), crossed=0, loads=None):
+    """What is chosen after five free trials and so many more that kept the limit or crossed it, by sure scores and unsure watts.
+
+    `loads` are logarithms of what the candidates need of the memory; none = they all fit.
+    """
     study = gpu_study()
     view = outlook_of(study.table, truth())
     count = len(study.table)
@@ -72,7 +76,8 @@ def choice_at_risk(kept, expected, watts, running=(), crossed=0):
     others = np.full(count - len(watts), -3.0)
     others[count - len(watts) - crossed :] = 0.2
     limit = Limit("watts", np.r_[watts, others], 0.0)
-    view = replace(view, memory=None, limits=(limit,))
+    memory = Memory(np.r_[loads, np.full(count - len(loads), -1.0)], np.zeros(count, dtype=np.int64)) if loads else None
+    view = replace(view, memory=memory, limits=(limit,))
     tried = [*range(20, 25 + kept), *range(count - crossed, count)]
     metrics = [{"watts": float(np.exp(limit.predicted[row]))} for row in tried]
     noise = [0.005] * len(tried)
@@ -97,7 +102,22 @@ def test_what_could_be_afforded_waits_where_much_more_is_promised_to_those_who_s
 
 
 def test_where_nothing_can_be_afforded_the_least_risky_goes_first():
-    assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.01]).row == 1
+    assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.02]).row == 1
+
+
+def test_where_none_costs_little_the_one_that_promises_most_per_crossing_goes_first():
+    assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.01]).row == 0
+    assert choice_at_risk(0, [0.5, 0.4], [0.005, -0.005]).row == 1
+
+
+def test_what_hardly_runs_saves_no_risk():
+    """The least risky by its watts would run out of memory, and tell nothing of them: the next least risky goes first."""
+    expected, watts = [0.5, 0.02, 0.4], [-0.005, -0.02, -3.0]
+    assert choice_at_risk(0, expected, watts, loads=[-1.0, -1.0, -1.0]).row == 2
+    assert choice_at_risk(0, expected, watts, loads=[-1.0, -1.0, 0.3]).row == 1
+    unsafe = [0.2, 0.2, -3.0]
+    assert choice_at_risk(0, expected, unsafe, crossed=15, loads=[-1.0, -1.0, -1.0]).chance_of_gain > 0
+    assert choice_at_risk(0, expected, unsafe, crossed=15, loads=[-1.0, -1.0, 0.3]).chance_of_gain == 0
 
 
 def test_a_study_whose_limits_were_crossed_far_too_often_goes_on_only_where_something_is_safe():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autotune.feasibility import LARGER_THAN_OOM, Memory, succeeds
+from autotune.feasibility import LARGER_THAN_OOM, SAME_PROGRAM, Memory, succeeds
 from autotune.residual_model import Features
 
 LOAD = np.log(np.array([0.5, 0.8, 0.95, 1.0, 1.05, 1.4]))
@@ -43,6 +43,18 @@ def test_a_measured_fit_teaches_it_as_well():
 def test_only_larger_ones_under_the_same_recompute_are_ranked_down():
     other = Memory(LOAD, np.array([0, 0, 0, 1, 0, 1]))
     assert other.larger_than(np.array([1])).tolist() == [False, True, True, False, True, False]
+
+
+def test_the_same_program_under_another_power_limit_ends_as_it_did():
+    """Rows 0 and 3, 1 and 4, 2 and 5 differ in a power limit only; the first ran out of memory, the second fitted."""
+    told = Memory(np.tile(LOAD[:3], 2), np.zeros(6, dtype=np.int64), np.tile(LOAD[:3], 2), np.array([0, 1, 2, 0, 1, 2]))
+    out, fitted, knobs = np.array([0]), np.array([1, 1, 1]), np.tile(np.arange(3.0), 2)[:, None]
+    assert told.fits(out, fitted)[3:5].tolist() == [SAME_PROGRAM, 1 - SAME_PROGRAM]
+    assert SAME_PROGRAM < told.fits(out, fitted)[5] < 1 - SAME_PROGRAM
+    # nor do peaks that contradict the prediction change it
+    features, rows = Features.of(np.zeros(6), np.zeros((6, 0)), knobs), np.array([4, 3])
+    scattered = LOAD[1] + np.array([0.5, -0.5, 0.5])
+    assert told.fits_as_measured(features, out, fitted, scattered, rows).tolist() == [1 - SAME_PROGRAM, SAME_PROGRAM]
 
 
 def test_nothing_is_ever_impossible():

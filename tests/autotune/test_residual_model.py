@@ -1,11 +1,13 @@
 """The residual model: what trials tell of other candidates, and which hypotheses survive them."""
 
+import math
+
 import numpy as np
 import pytest
 
 from autotune.belief import Belief
 from autotune.residual_kernels import Across, Alike
-from autotune.residual_model import ENOUGH, HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Elsewhere, Features, ResidualModel
+from autotune.residual_model import ENOUGH, EVIDENCE, HYPOTHESES, LIMIT_HYPOTHESES, NOISE, Elsewhere, Features, ResidualModel
 
 RANDOM = np.random.default_rng(0)
 SHARES = RANDOM.dirichlet(np.ones(4), size=60)
@@ -51,6 +53,21 @@ def test_measurements_that_contradict_the_prediction_take_its_say_away():
     few, many = model(rows[:1], truth[rows[:1]]), model(rows, truth[rows])
     assert np.corrcoef(few.belief(rest).mean, truth[rest])[0, 1] < -0.9
     assert np.corrcoef(many.belief(rest).mean, truth[rest])[0, 1] > 0.9
+
+
+def test_many_trials_near_each_other_make_no_candidate_unlike_them_sure():
+    """Thirty trials that are nearly as predicted: how sure that makes of one far away rests on the likelihood of ten of them."""
+    knobs = np.vstack([KNOBS[:30], np.full((30, 3), 12.0)])
+    features, far = Features.of(PREDICTED, np.zeros((60, 0)), knobs), np.array([45])
+    measured = PREDICTED[:30] + 0.06 * np.sin(3.0 * KNOBS[:30].sum(axis=1))
+
+    def chance(trials, evidence):
+        rows, noise = np.arange(trials), np.full(trials, NOISE)
+        found = ResidualModel(features, PREDICTED, rows, measured[:trials], noise, evidence=evidence)
+        return 1.0 - found.belief(far).probability_below(PREDICTED[45] + 0.25).item()
+
+    assert chance(30, EVIDENCE) > 100 * chance(30, math.inf)
+    assert chance(9, EVIDENCE) == chance(9, math.inf)
 
 
 def test_a_measured_candidate_is_known_and_a_far_one_is_not():
