@@ -38,9 +38,9 @@ RISK = 0.08
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
-UNSAFE = 0.15
+UNSAFE = 0.35
 """Where even the least risky candidate crosses as likely as this, none saves risk, and each is weighed by what it may cost."""
-OVERDRAWN = -12.0
+OVERDRAWN = -9.0
 """Where so much more was crossed than afforded, and no candidate is left that would save risk, no trial is worth its launch."""
 WORTH_IT = 0.5
 """A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""

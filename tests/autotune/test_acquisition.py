@@ -106,7 +106,7 @@ def test_where_nothing_can_be_afforded_the_least_risky_goes_first():
 
 
 def test_where_none_costs_little_the_one_that_promises_most_per_crossing_goes_first():
-    assert choice_at_risk(0, [0.5, 0.02], [-0.005, -0.01]).row == 0
+    assert choice_at_risk(0, [0.5, 0.02], [0.001, -0.001]).row == 0
     assert choice_at_risk(0, [0.5, 0.4], [0.005, -0.005]).row == 1
 
 
