@@ -10,6 +10,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -23,6 +24,13 @@ MAX_LINES = 300
 
 def _run(*command: str, cwd: Path = ROOT, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def test_every_mutation_finds_the_text_that_it_replaces():
+    mutations = yaml.safe_load((ROOT / "tests" / "mutations.yaml").read_text())
+    assert len(mutations) > 20
+    gone = [one["rule"] for one in mutations if one["before"] not in (ROOT / one["file"]).read_text()]
+    assert not gone, "rewritten since"
 
 
 def test_no_module_exceeds_300_lines():
