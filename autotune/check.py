@@ -128,8 +128,7 @@ def rules_of(version: str | None) -> MegatronVersion | None:
 
 def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> CheckedStudy:
     """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`."""
-    pools = (pool for each in spec.pools for pool in each.at_each_node_count())
-    return CheckedStudy(tuple(_check_pool(spec, pool, launcher_of(spec, pool), megatron) for pool in pools))
+    return CheckedStudy(tuple(_check_pool(spec, pool, launcher_of(spec, pool), megatron) for pool in spec.studied_pools))
 
 
 def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) -> TrialConfig:
@@ -162,7 +161,7 @@ def _setting(text: str) -> tuple[str, Any]:
 def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | None = None) -> CheckedConfiguration:
     """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's."""
     verdicts = {}
-    for pool in (pool for each in spec.pools for pool in each.at_each_node_count()):
+    for pool in spec.studied_pools:
         verdict = explain(workload := spec.workload(pool, megatron), config)
         if verdict.legal and (refusals := launcher_of(spec, pool).refusals(workload, config)):
             verdict = Verdict(False, refusals, None, {})

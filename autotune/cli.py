@@ -131,7 +131,7 @@ def tune(
     study: StudyFile,
     root: Root = DEFAULT_ROOT,
     address: Address = None,
-    trials: Annotated[int | None, typer.Option(help="Launched trials per pool, in place of the study file's")] = None,
+    trials: Annotated[int | None, typer.Option(help="Launched trials per pool and node count, not the study file's")] = None,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL")] = None,
     tracking_uri: Annotated[str | None, typer.Option(help="MLflow tracking URI")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Go on when this terminal closes")] = False,
@@ -166,7 +166,7 @@ def resume(
     study: StudyName,
     root: Root = DEFAULT_ROOT,
     address: Address = None,
-    trials: Annotated[int | None, typer.Option(help="New budget of launched trials per pool")] = None,
+    trials: Annotated[int | None, typer.Option(help="New budget of launched trials per pool and node count")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a study whose driver was stopped or killed."""
@@ -187,7 +187,7 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
     from autotune.stop_signals import EXIT_CODE
     from autotune.study import run_study
 
-    with Progress(_errors if as_json else console, spec.budget) as progress:
+    with Progress(_errors if as_json else console, spec) as progress:
         results = run_study(spec, folder, progress, address=address)
     if as_json:
         _print_json(results_json(results))
@@ -223,7 +223,8 @@ def status(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False)
 @app.command()
 @_friendly
 def best(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
-    """Show the best configuration, per pool and over all pools."""
+    """Show the best configuration, per pool and node count and over all of them."""
+    from autotune.comparison import fastest
     from autotune.report import final_report, results_json
     from autotune.results import read_results
 
@@ -231,8 +232,9 @@ def best(study: StudyName, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -
     spec = folder.read_spec()
     results = read_results(spec, folder)
     if as_json:
-        overall = max(results, key=lambda result: result.best_tokens_per_s, default=None)
-        _print_json({"overall": overall.pool.name if overall and overall.best else None, "pools": results_json(results)})
+        pool = overall.pool if (overall := fastest(results)) else None
+        named = {"overall": pool.name if pool else None, "overall_nodes": pool.nodes if pool else None}
+        _print_json({**named, "pools": results_json(results)})
     else:
         console.print(final_report(results, spec.measurement.warmup_steps))
     if not any(result.best for result in results):
@@ -245,13 +247,14 @@ def export(
     study: StudyName,
     root: Root = DEFAULT_ROOT,
     pool: Annotated[str | None, typer.Option(help="Pool; none = the one with the most tokens/s")] = None,
+    nodes: Annotated[int | None, typer.Option(help="Node count; none = the one with the most tokens/s")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder for the files; none = the state folder")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the winner as Megatron-LM arguments and as a torchrun command."""
     from autotune.export import export_winner
 
-    exported = export_winner(find_study(study, root), pool, output)
+    exported = export_winner(find_study(study, root), pool, nodes, output)
     if as_json:
         _print_json(exported.to_dict())
     else:

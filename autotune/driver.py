@@ -16,7 +16,7 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
 from autotune.searcher import StudySearcher
-from autotune.simulation import host_pool, is_simulated
+from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, give_up
 from autotune.trial import MegatronTrial
@@ -38,6 +38,14 @@ def drive(
 ) -> None:
     """Let Ray Tune run the studies' trials until every study has ended, or the user stops them.
 
+    Args:
+        spec: What to do.
+        log_root: Where the ranks' logs go.
+        session: Its pools are the machines of the studies that have not ended: a slot each.
+        studies: All studies.
+        on_launch: Hears of each launch.
+        stop: What the user wants.
+
     Raises:
         KeyboardInterrupt: where the user stops it before the first trial.
         InfrastructureError: where a pool's nodes cannot be had or Ray Tune fails.
@@ -45,14 +53,15 @@ def drive(
     with session.watched(_ray_is_gone), Slots(session, spec.name) as slots:
         stop.arm()  # Ray's C++ handler of SIGTERM comes before ours
         with stop.interruptible():
-            for study in studies:
-                if not study.end_reason:
-                    host = host_pool(spec, study.pool)
-                    setup = AgentSetup(host, study.launcher.preload, pool_labels(host), session.gpus_of(host))
-                    slot = slots.open(setup)
-                    if study.refit.knows_nothing and not is_simulated(spec):
-                        folder = log_root / study.pool.name / "figures"
-                        study.refit.seed(measure_nodes(slot, study.launcher, spec.measurement.startup_timeout_s, folder))
+            for host in session.pools:
+                own = [study for study in studies if study.pool.name == host.name and not study.end_reason]
+                slot = slots.open(AgentSetup(host, own[0].launcher.preload, pool_labels(host), session.gpus_of(host)))
+                new = [study for study in own if study.refit.knows_nothing]
+                if new and not is_simulated(spec):
+                    folder = log_root / host.name / "figures"
+                    figures = measure_nodes(slot, own[0].launcher, spec.measurement.startup_timeout_s, folder)
+                    for study in new:
+                        study.refit.seed(figures)
         searcher = StudySearcher(spec, studies, slots, log_root, on_launch, stop.asked)
         with stop.calling(slots.end_all):
             _fit(searcher, session.scratch / "tune")

@@ -11,7 +11,7 @@ from typing import Any
 from autotune.errors import AutotuneError, SpecError
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, read_results
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, pool_key, pool_title
 from autotune.state_folder import StateFolder
 from autotune.study import check_runnable, launcher_of
 from launchers.base import Command
@@ -40,6 +40,7 @@ class Exported:
         """Plain values."""
         return {
             "pool": self.pool.name,
+            "nodes": self.pool.nodes,
             "gpu": self.pool.gpu,
             "world_size": self.pool.world_size,
             "trial": self.record.number,
@@ -67,15 +68,15 @@ class Exported:
         )
 
 
-def export_winner(folder: StateFolder, pool_name: str | None, output: Path | None) -> Exported:
-    """The best trial of a pool, or of all pools; writes `winner.json` and the command's files into `output`.
+def export_winner(folder: StateFolder, pool_name: str | None, nodes: int | None, output: Path | None) -> Exported:
+    """The best trial of a pool and node count, or of all; writes `winner.json` and the command's files into `output`.
 
     Raises:
-        SpecError: where the study has no such pool.
+        SpecError: where the study has no such pool or node count.
         AutotuneError: where nothing completed there.
     """
     spec = folder.read_spec()
-    result = _choose(read_results(spec, folder), spec, pool_name)
+    result = _choose(read_results(spec, folder), spec, pool_name, nodes)
     if result.best is None:
         raise AutotuneError("no trial has completed yet, so there is no winner", f"`autotune status {spec.name}` shows why")
     target = output or folder.path / "export"
@@ -97,11 +98,11 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
 
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:
-    """The exact command of trial 1 (the baseline) on every pool, for a shell."""
+    """The exact command of trial 1 (the baseline) on every pool at each node count, for a shell."""
     check_runnable(spec)
     lines = []
-    for pool in spec.pools:
-        command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool.name)
+    for pool in spec.studied_pools:
+        command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool_key(spec, pool))
         lines.append(f"# pool {pool.name}, {pool.nodes} node(s), on each:\n{shell(command)}")
     return "\n".join(lines)
 
@@ -122,12 +123,15 @@ def _command(spec: StudySpec, pool: PoolSpec, config: TrialConfig, folder: Path)
     return launcher.command(workload, normalise(workload, config), folder.resolve(), steps=spec.measurement.steps, seed=spec.seed)
 
 
-def _choose(results: list[PoolResults], spec: StudySpec, pool_name: str | None) -> PoolResults:
+def _choose(results: list[PoolResults], spec: StudySpec, pool_name: str | None, nodes: int | None) -> PoolResults:
+    hint = f"pools of {spec.name}: {'; '.join(pool_title(spec, pool) for pool in spec.studied_pools)}"
     named = [result for result in results if pool_name in (None, result.pool.name)]
     if not named:
-        pools = ", ".join(pool.name for pool in spec.pools)
-        raise SpecError("pool", pool_name, "the study has no results on such a pool", f"pools of {spec.name}: {pools}")
-    return max(named, key=lambda result: result.best_tokens_per_s)
+        raise SpecError("pool", pool_name, "the study has no results on such a pool", hint)
+    counted = [result for result in named if nodes in (None, result.pool.nodes)]
+    if not counted:
+        raise SpecError("nodes", nodes, "the study has no results at such a node count", hint)
+    return max(counted, key=lambda result: result.best_tokens_per_s)
 
 
 def _wrapped(arguments: tuple[str, ...]) -> str:

@@ -30,6 +30,10 @@ Floats = npt.NDArray[np.float64]
 _SETTLED_S = 1.0
 
 
+class UnkeptGuardError(SpecError):
+    """No candidate of a pool at one node count can keep a guard. Raised before anything of that study is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Guard:
     """One bound on every launch of a pool.
@@ -113,7 +117,7 @@ def check_someone_can(guards: Sequence[Guard]) -> None:
     """Refuse guards that no candidate can keep.
 
     Raises:
-        SpecError: with the lowest bound.
+        UnkeptGuardError: with the lowest bound.
     """
     for guard in guards:
         if len(guard.upper_w) and not guard.kept.any():
@@ -121,5 +125,5 @@ def check_someone_can(guards: Sequence[Guard]) -> None:
             problem = (
                 f"nothing can be launched under {guard.limit_w:,.0f} W: {guard.of} may draw {guard.upper_w.min():,.0f} W or more"
             )
-            hint = "search lower values of gpu_power_limit_w, or say `bound: predicted` in the power domain"
-            raise SpecError(field, guard.limit_w, problem, hint)
+            hint = "search lower values of gpu_power_limit_w (`autotune plan` shows them), or give the domain `bound: predicted`"
+            raise UnkeptGuardError(field, guard.limit_w, problem, hint)

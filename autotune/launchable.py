@@ -31,7 +31,7 @@ class Launchable:
         """Ask the launcher and the guards about every row.
 
         Raises:
-            SpecError: no candidate can keep a guard.
+            UnkeptGuardError: no candidate can keep a guard.
         """
         self.allowed, self.refused = accepted(table, launcher)
         self._spec, self._pool, self._launcher, self._table, self._refit = spec, pool, launcher, table, refit

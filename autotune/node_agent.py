@@ -146,14 +146,14 @@ class NodeAgent:
         return time.time()
 
     def run(
-        self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int
+        self, request: SlotRequest, node_rank: int, nodes: int, master_addr: str, master_port: int
     ) -> Iterator[StepRecord | NodeTelemetry | Witness | TrialEnd]:
-        """Run this node's share of a trial. Always returns within the limits.
+        """Run this node's share of a trial on so many nodes. Always returns within the limits.
 
         Yields:
             Steps as they come, what was measured and seen beside them, and the end last.
         """
-        launch = self._launch(request, node_rank, master_addr, master_port)
+        launch = self._launch(request, node_rank, nodes, master_addr, master_port)
         # The trial before this one may still be ending where the Tune worker that waited for it has died.
         with self._one_trial(f"{self._stopped or 'the trial before'} has not ended"):
             around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
@@ -162,9 +162,10 @@ class NodeAgent:
             yield around.witness(node_rank)
             yield end
 
-    def measure(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> list[Event]:
+    def measure(self, request: SlotRequest, node_rank: int, nodes: int, master_addr: str, master_port: int) -> list[Event]:
         """Run this node's share of a program that measures: the "figures" that its ranks emitted. Returns within the limits."""
-        launch, stop = self._launch(request, node_rank, master_addr, master_port), functools.partial(self._is_stopped, request)
+        launch = self._launch(request, node_rank, nodes, master_addr, master_port)
+        stop = functools.partial(self._is_stopped, request)
         events: list[Event] = []
         with self._one_trial("a trial has not ended"):
             for _ in run_trial(self._supervised, launch, request.limits, stop=stop, on_event=events.append):
@@ -175,9 +176,9 @@ class NodeAgent:
         """How fast temperatures of the running trial's GPUs changed, between two instants of this node's clock; see `Recording`."""
         return self._devices.slopes_c_per_min(start_s, end_s)
 
-    def _launch(self, request: SlotRequest, node_rank: int, master_addr: str, master_port: int) -> LaunchRequest:
-        pool = self._setup.pool
-        first = node_rank * pool.gpus_per_node
+    def _launch(self, request: SlotRequest, node_rank: int, nodes: int, master_addr: str, master_port: int) -> LaunchRequest:
+        per_node = self._setup.pool.gpus_per_node
+        first = node_rank * per_node
         return LaunchRequest(
             trial=request.trial,
             program=request.program,
@@ -185,11 +186,11 @@ class NodeAgent:
             rendezvous=Rendezvous(
                 master_addr=master_addr,
                 master_port=master_port or self.free_port(),
-                world_size=pool.world_size,
+                world_size=nodes * per_node,
                 node_rank=node_rank,
-                ranks_per_node=pool.gpus_per_node,
+                ranks_per_node=per_node,
             ),
-            ranks=tuple(range(first, first + pool.gpus_per_node)),
+            ranks=tuple(range(first, first + per_node)),
             log_folder=request.log_folder,
         )
 

@@ -43,7 +43,8 @@ def measure_nodes(slot: Slot, launcher: Launcher, startup_s: float, log_folder: 
     try:
         address = ray.get(slot.agents[0].describe.remote(), timeout=_ANSWER_S)["address"]
         port = ray.get(slot.agents[0].free_port.remote(), timeout=_ANSWER_S)
-        asked = [agent.measure.remote(request, rank, address, port) for rank, agent in enumerate(slot.agents)]
+        nodes = len(slot.agents)
+        asked = [agent.measure.remote(request, rank, nodes, address, port) for rank, agent in enumerate(slot.agents)]
         events = [event for node in ray.get(asked, timeout=limit_s + _ANSWER_S) for event in node]
     except RayError as error:
         log.warning("pool %s: its nodes were not measured: %s", slot.pool.name, str(error).splitlines()[0])

@@ -2,7 +2,8 @@
 
 Per slot one placement group with one labelled whole-node bundle per node, and one `NodeAgent` actor in each bundle. A Tune trial
 is a small actor outside the group that leases a slot, so that a failed trial costs the next one neither an agent nor a preload.
-Slots that share a node (several pools on one machine) take turns.
+Slots that share a node (several pools on one machine) take turns. So do the node counts of one pool: they share a slot with as many
+nodes as the largest takes, and a trial on fewer runs on the first of them.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Slot:
         agents: One actor handle per node; node rank = position.
         node_ids: Ray node ids in the same order.
         leased: Whether a trial runs on it.
+        used: Nodes of the trial that leased it last.
         trial: The trial that was launched last.
         generations: Agents started so far, over all nodes.
     """
@@ -50,8 +52,14 @@ class Slot:
     agents: list[Any] = field(default_factory=list)
     node_ids: list[str] = field(default_factory=list)
     leased: bool = False
+    used: int = 0
     trial: str = ""
     generations: int = 0
+
+    @property
+    def trial_agents(self) -> list[Any]:
+        """The agents that the trial runs on."""
+        return self.agents[: self.used]
 
 
 class Slots:
@@ -103,12 +111,12 @@ class Slots:
             self._start_agent(slot, rank)
         return slot
 
-    def lease(self, pool_name: str) -> Slot | None:
-        """A free slot of the pool whose nodes no leased slot shares; None where there is none now."""
+    def lease(self, pool: PoolSpec) -> Slot | None:
+        """A free slot for a trial on so many nodes of the pool, sharing none with a leased one; None where there is none now."""
         busy = {node for slot in self._slots if slot.leased for node in slot.node_ids}
         for slot in self._slots:
-            if slot.pool.name == pool_name and not slot.leased and not busy.intersection(slot.node_ids):
-                slot.leased = True
+            if slot.pool.name == pool.name and not slot.leased and not busy.intersection(slot.node_ids):
+                slot.leased, slot.used = True, pool.nodes
                 return slot
         return None
 
@@ -126,7 +134,7 @@ class Slots:
         self._ask_all("stop", [(slot, (slot.trial,)) for slot in self._slots if slot.leased])
 
     def repair(self, slot: Slot, *, anew: bool = False) -> None:
-        """Start a new agent for each dead one.
+        """Start a new agent for each dead one of the last trial's.
 
         Args:
             slot: The slot.
@@ -135,7 +143,7 @@ class Slots:
         Raises:
             InfrastructureError: where a node does not come back.
         """
-        for rank, agent in enumerate(slot.agents):
+        for rank, agent in enumerate(slot.trial_agents):
             if anew or not _answers(agent):
                 log.warning("pool %s: agent of node %d failed; starting another", slot.pool.name, rank)
                 ray.kill(agent)

@@ -15,7 +15,7 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import TrialRecord, short
 from autotune.report import throughput, trial_table
-from autotune.spec_parts import Budget
+from autotune.spec import StudySpec, pool_title
 from launchers.outcome import Outcome
 
 _ROWS = 14
@@ -24,9 +24,10 @@ _ROWS = 14
 class Progress:
     """A `study.Listener` that shows trials, the best so far, refusals and the time left."""
 
-    def __init__(self, console: Console, budget: Budget) -> None:
+    def __init__(self, console: Console, spec: StudySpec) -> None:
         self._console = console
-        self._budget = budget
+        self._spec = spec
+        self._budget = spec.budget
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._studies: list[PoolStudy] = []
         self._running: dict[str, Proposal] = {}
@@ -83,10 +84,12 @@ class Progress:
         parts = [f"{launched} of {self._budget.trials * len(self._studies)} trials", f"{self._refused} refused before launch"]
         for study in self._studies:
             if study.best:
-                parts.append(f"best on {study.pool.name}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
+                title = pool_title(self._spec, study.pool)
+                parts.append(f"best on {title}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
         for study in self._studies:
             if (known := study.outlook) is not None:
-                parts.append(f"next on {study.pool.name}: {math.expm1(known[0]):+.1%} expected, {known[1]:.0%} chance of 1 % more")
+                title = pool_title(self._spec, study.pool)
+                parts.append(f"next on {title}: {math.expm1(known[0]):+.1%} expected, {known[1]:.0%} chance of 1 % more")
         if (left_s := self._seconds_left(launched)) is not None:
             parts.append(f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left")
         return "   ".join(parts)

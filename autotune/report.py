@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.comparison import comparison
 from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
 from autotune.pareto_text import front_json, front_lines
@@ -34,11 +35,9 @@ def throughput(record: TrialRecord) -> str:
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
-    """Winner against baseline for each pool, what was refused and what failed, and which pool is best."""
+    """Winner against baseline for each pool and node count, what was refused and what failed, and which is best."""
     parts: list[RenderableType] = [_pool_report(result, warmup_steps) for result in results]
-    if len(results) > 1 and (best := max(results, key=lambda result: result.best_tokens_per_s)).best:
-        parts.append(Text(f"Most tokens/s in total: pool {best.pool.name}, {best.best_tokens_per_s:,.0f} tokens/s", style="bold"))
-    return Group(*parts)
+    return Group(*parts, *comparison(results))
 
 
 def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
@@ -155,7 +154,7 @@ def _counts(result: PoolResults) -> str:
 
 
 def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> list[dict[str, Any]]:
-    """The same for scripts, one entry per pool; with `trials` each ended trial too, but the refused ones."""
+    """The same for scripts, one entry per pool and node count; with `trials` each ended trial too, but the refused ones."""
     return [
         {
             "study": result.study,

@@ -132,7 +132,7 @@ def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
     known = set(optuna.get_all_study_names(storage))
     return [
         results_of(optuna.load_study(study_name=name, storage=storage), spec, pool)
-        for pool in spec.pools
+        for pool in spec.studied_pools
         if (name := study_name(spec, pool)) in known
     ]
 
@@ -140,7 +140,7 @@ def read_results(spec: StudySpec, folder: StateFolder) -> list[PoolResults]:
 def read_driver(spec: StudySpec, folder: StateFolder) -> Driver | None:
     """The driver that runs the study now, here or elsewhere; None where none was seen."""
     storage = open_storage(spec.storage, folder.path)
-    found = (running_driver(storage, study_name(spec, pool)) for pool in spec.pools)
+    found = (running_driver(storage, study_name(spec, pool)) for pool in spec.studied_pools)
     return next((driver for driver in found if driver is not None), None)
 
 

@@ -24,8 +24,8 @@ from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_domains import share_power
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
-from autotune.simulation import is_simulated
-from autotune.spec import StudySpec
+from autotune.simulation import host_pool, is_simulated
+from autotune.spec import StudySpec, pool_key
 from autotune.trial import RESULT_KEY
 from launchers.outcome import Outcome
 from launchers.process import Limits
@@ -126,7 +126,7 @@ class StudySearcher(Searcher):
     def _launch(self, trial_id: str, study: PoolStudy) -> dict[str, Any] | None:
         if self._must_wait(study, self._held.get(study.name)):
             return None
-        slot = self._slots.lease(study.pool.name)
+        slot = self._slots.lease(host_pool(self._spec, study.pool))
         if slot is None:
             return None
         proposal = self._held.pop(study.name, None) or study.propose()
@@ -138,10 +138,10 @@ class StudySearcher(Searcher):
             return None
         proposal = replace(proposal, proposed_s=time.time())
         slot.trial = f"{study.name}/{proposal.trial.number}"
-        folder = self._log_root / study.pool.name / f"trial-{proposal.trial.number:04d}"
+        folder = self._log_root / pool_key(self._spec, study.pool) / f"trial-{proposal.trial.number:04d}"
         self.in_flight[trial_id] = _InFlight(study, proposal, slot, folder)
         self._on_launch(study, proposal)
-        return {"agents": slot.agents, "request": self._request(study, proposal, slot.trial, folder)}
+        return {"agents": slot.trial_agents, "request": self._request(study, proposal, slot.trial, folder)}
 
     def _must_wait(self, study: PoolStudy, proposal: Proposal | None) -> bool:
         """Whether a trial of a study must not be launched now: a confirming one runs alone in the power domains of its pool.

@@ -55,7 +55,7 @@ class StudySpec(Part):
     Attributes:
         name: Name of the study; the state folder and the MLflow experiment carry it.
         model: Shapes of the model.
-        pools: Where trials run; one Optuna study each.
+        pools: Where trials run; one Optuna study for each node count of each.
         hardware: The study's own GPUs and links, entries as in search_spaces/hardware.yaml.
         power_domains: Feeds, racks and rooms with a limit in watts.
         global_batch_size: Sequences per optimiser step. A workload, never a knob.
@@ -139,6 +139,11 @@ class StudySpec(Part):
         return self
 
     @property
+    def studied_pools(self) -> tuple[PoolSpec, ...]:
+        """Every pool at each of its node counts: one Optuna study each."""
+        return tuple(at_count for pool in self.pools for at_count in pool.at_each_node_count())
+
+    @property
     def confirm_steps(self) -> int:
         """Optimiser steps of a confirming trial."""
         return self.confirm.steps or 2 * self.measurement.steps
@@ -179,6 +184,11 @@ def pool_title(spec: StudySpec, pool: PoolSpec) -> str:
     """A pool's name, with its node count where the study gives it several."""
     nodes = "1 node" if pool.nodes == 1 else f"{pool.nodes} nodes"
     return pool.name if pool in spec.pools else f"{pool.name}, {nodes}"
+
+
+def pool_key(spec: StudySpec, pool: PoolSpec) -> str:
+    """The same as part of a file's name; no pool has an `@` in its own."""
+    return pool.name if pool in spec.pools else f"{pool.name}@{pool.nodes}"
 
 
 def _about_choices(name: str, message: str) -> tuple[str, str]:

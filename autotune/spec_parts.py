@@ -30,13 +30,13 @@ class Budget(Part):
     """When a study ends at the latest. Refused trials count against neither.
 
     Attributes:
-        trials: Launched trials per pool, the baseline included; confirming runs come on top.
+        trials: Launched trials per pool and node count, the baseline included; confirming runs come on top.
         wall_time_s: Seconds for the whole study.
         confidence: A pool's study ends before its budget once it is so sure that no further candidate gains 1 %, by the sampler's
             own model (`residual` only); none = never.
-        gpu_hours: GPU-hours per pool, start-up included.
-        energy_kwh: Energy of the GPUs per pool, where it can be measured.
-        usd: Money per pool; needs the pool's `usd_per_gpu_hour`.
+        gpu_hours: GPU-hours per pool and node count, start-up included.
+        energy_kwh: Energy of the GPUs per pool and node count, where it can be measured.
+        usd: Money per pool and node count; needs the pool's `usd_per_gpu_hour`.
     """
 
     trials: PositiveInt = 30

@@ -6,6 +6,8 @@ import importlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from optuna.storages import BaseStorage
@@ -13,8 +15,9 @@ from optuna.storages import BaseStorage
 from autotune import pareto
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
+from autotune.guards import UnkeptGuardError
 from autotune.one_driver import only_driver
-from autotune.pareto_text import front_lines
+from autotune.parent_run import ParentOf
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
@@ -22,11 +25,11 @@ from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, keep_notes, study_name
 from autotune.simulation import host_pool, is_simulated, note, twin_launcher
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, pool_key
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals, give_up
 from autotune.storage import drop_stale_lock, open_storage
-from autotune.tracking import ParentRun, Tracker
+from autotune.tracking import Tracker
 from launchers.base import Launcher
 from search_spaces.hardware import PoolSpec
 
@@ -67,13 +70,10 @@ def check_runnable(spec: StudySpec) -> None:
     """Refuse what must show before anything is made.
 
     Raises:
-        SpecError: where the launcher cannot be loaded, or a pool still has several node counts.
+        SpecError: where the launcher cannot be loaded.
     """
-    for position, pool in enumerate(spec.pools):
+    for pool in spec.studied_pools:
         launcher_of(spec, pool)
-        if pool.other_nodes:
-            hint = "`autotune plan` shows which of them gives the most tokens/s: give that one"
-            raise SpecError(f"pools[{position}].nodes", list(pool.node_counts), "one node count is tuned at a time", hint)
 
 
 def launcher_of(spec: StudySpec, pool: PoolSpec) -> Launcher:
@@ -95,7 +95,7 @@ def driving(spec: StudySpec, folder: StateFolder) -> Iterator[BaseStorage]:
     with folder.locked():
         drop_stale_lock(spec.storage, folder.path)
         storage = open_storage(spec.storage, folder.path)
-        with only_driver(storage, [study_name(spec, pool) for pool in spec.pools], give_up):
+        with only_driver(storage, [study_name(spec, pool) for pool in spec.studied_pools], give_up):
             yield storage
 
 
@@ -106,16 +106,51 @@ def open_studies(
     on_record: Callable[[PoolStudy, TrialRecord], None],
     address: str | None = None,
 ) -> list[PoolStudy]:
-    """Open every pool's study, without Ray; knobs that its nodes do not let us set are dropped by name."""
+    """Open the studies of every pool, without Ray; knobs that its nodes do not let us set are dropped by name.
+
+    Raises:
+        SpecError: where the storage holds something else under a study's name, or a pool has nothing that keeps the guards.
+    """
     notes = {} if is_simulated(spec) else check_rights(spec, _prober(spec, address))
-    studies = []
+    studies: list[PoolStudy] = []
     kept_in = None if is_simulated(spec) else folder.path.parent
     for pool in spec.pools:
         dropped = notes.get(pool.name, [])
-        studies.append(PoolStudy(without(spec, dropped), pool, launcher_of(spec, pool), storage, on_record, kept_in))
+        open_one = partial(_open_one, without(spec, dropped), storage=storage, on_record=on_record, kept_in=kept_in)
+        opened, left_out = _at_node_counts(pool, open_one)
         front = [pareto.NOTE] if spec.pareto else []
-        keep_notes(storage, studies[-1].name, note(spec) + dropped + front)
+        for study in opened:
+            keep_notes(storage, study.name, note(spec) + dropped + front + left_out)
+        studies += opened
     return studies
+
+
+def _open_one(
+    spec: StudySpec,
+    pool: PoolSpec,
+    storage: BaseStorage,
+    on_record: Callable[[PoolStudy, TrialRecord], None],
+    kept_in: Path | None,
+) -> PoolStudy:
+    return PoolStudy(spec, pool, launcher_of(spec, pool), storage, on_record, kept_in)
+
+
+def _at_node_counts(pool: PoolSpec, open_one: Callable[[PoolSpec], PoolStudy]) -> tuple[list[PoolStudy], list[str]]:
+    """A pool's studies, one for each node count at which something keeps the guards, and why the others were left out.
+
+    Raises:
+        UnkeptGuardError: there is no such node count.
+    """
+    opened: list[PoolStudy] = []
+    unkept: list[tuple[int, UnkeptGuardError]] = []
+    for at_count in pool.at_each_node_count():
+        try:
+            opened.append(open_one(at_count))
+        except UnkeptGuardError as error:
+            unkept.append((at_count.nodes, error))
+    if not opened:
+        raise unkept[0][1]
+    return opened, [f"Not tuned on {nodes} nodes: {error}; {error.hint}." for nodes, error in unkept]
 
 
 def _prober(spec: StudySpec, address: str | None) -> Probe:
@@ -172,13 +207,13 @@ def _run(
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
         if (best := study.best) is not None and best.number == record.number:
-            folder.write_best(study.pool.name, record)
+            folder.write_best(pool_key(spec, study.pool), record)
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, storage, on_record, address)
     # Only now: a study that the storage refuses must not replace the spec of the one that it holds.
     folder.write_spec(spec)
-    runs = {study.name: _ParentOf(tracker, spec, study) for study in studies}
+    runs = {study.name: ParentOf(tracker, spec, study) for study in studies}
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
         try:
@@ -206,9 +241,9 @@ def _run_on_ray(
     address: str | None,
     stop: StopSignals,
     studies: list[PoolStudy],
-    runs: list[_ParentOf],
+    runs: list[ParentOf],
 ) -> None:
-    hosts = tuple(host_pool(spec, pool) for pool in spec.pools)
+    hosts = _hosts(spec, studies)
     with ExitStack() as stack:
         session = stack.enter_context(RaySession(hosts, address, _gpus(spec)))  # Ray does not bear an exception while it starts
         with stop.interruptible():
@@ -220,52 +255,8 @@ def _run_on_ray(
         driver.drive(spec, folder.log_root, session, studies, listener.launched, stop)
 
 
-class _ParentOf:
-    """The MLflow parent run of one pool's study."""
-
-    def __init__(self, tracker: Tracker, spec: StudySpec, study: PoolStudy) -> None:
-        self._tracker = tracker
-        self._study = study
-        self._run_id: str | None = None
-        started_with = {"recipes_left_out": "\n".join(study.starts.left_out), "earlier": study.results().earlier}
-        self._parent = ParentRun(
-            study=study.name,
-            experiment=spec.name,
-            pool=study.pool.name,
-            nodes=study.pool.nodes,
-            params={
-                **study.workload.model.model_dump(exclude_defaults=True),
-                **study.workload.model_dump(exclude={"model"}),
-                "launcher": spec.launcher,
-                "sampler": spec.sampler,
-                "pareto": spec.pareto,
-                "seed": spec.seed,
-                "budget_trials": spec.budget.trials,
-                "candidates": len(study.table),
-            },
-            tags={name: text for name, text in started_with.items() if text},
-        )
-
-    def open(self) -> None:
-        """Open it, and log what MLflow does not have of earlier trials."""
-        self._run_id = self._tracker.open_parent(self._parent)
-        self._tracker.rebuild(self._study.records)
-
-    def close(self) -> None:
-        """End it with the study's reason and the winner's figures."""
-        if self._run_id is None:
-            return
-        best, results = self._study.best, self._study.results()
-        covered = {} if results.hypervolume is None else {"hypervolume": results.hypervolume, "front_size": len(results.front)}
-        status = "FINISHED" if best is not None else "FAILED"
-        self._tracker.close_parent(
-            self._run_id,
-            "KILLED" if self._study.end_reason == STOPPED_BY_USER else status,
-            metrics=covered | ({f"best_{name}": value for name, value in best.metrics.items()} if best else {}),
-            tags={
-                "end_reason": self._study.end_reason,
-                "mlflow.note.content": "\n\n".join([*results.explanation, *front_lines(results)]),
-                **({"best_trial": str(best.number)} if best else {}),
-                **({"front": ", ".join(str(point.record.number) for point in results.front)} if results.front else {}),
-            },
-        )
+def _hosts(spec: StudySpec, studies: list[PoolStudy]) -> tuple[PoolSpec, ...]:
+    """The machines of every pool that has something left to run, as many nodes as its largest such study takes."""
+    left = sorted((study.pool for study in studies if not study.end_reason), key=lambda pool: pool.nodes)
+    largest = {pool.name: pool for pool in left}
+    return tuple(host_pool(spec, largest[pool.name]) for pool in spec.pools if pool.name in largest)

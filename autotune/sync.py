@@ -19,7 +19,7 @@ from autotune.power_log import PowerLog, read_power_log
 from autotune.records import TrialRecord
 from autotune.results import EXPLANATION, PoolResults, results_of, study_name
 from autotune.simulation import is_simulated
-from autotune.spec import StudySpec
+from autotune.spec import StudySpec, pool_key
 from autotune.state_folder import StateFolder
 from autotune.steady_state import steady_window
 from autotune.storage import open_storage
@@ -87,7 +87,7 @@ def _studies(spec: StudySpec, folder: StateFolder) -> Iterator[tuple[PoolSpec, o
     """The studies of all pools that were opened."""
     storage = open_storage(spec.storage, folder.path)
     known = set(optuna.get_all_study_names(storage))
-    for pool in spec.pools:
+    for pool in spec.studied_pools:
         if (name := study_name(spec, pool)) in known:
             yield pool, optuna.load_study(study_name=name, storage=storage)
 
@@ -147,7 +147,7 @@ def _keep(
     if winner is not None:
         study.set_user_attr(EXPLANATION, [])
     if changed and best is not None and folder.driver() is None:
-        folder.write_best(after.pool.name, best)
+        folder.write_best(pool_key(spec, after.pool), best)
     attached = [record for record in after.records if record.number in (*changed, *unchanged)]
     runs = write_again(spec.tracking_uri, folder.path, spec.name, attached)
     not_covered = tuple(number for number, what in facts.items() if what is None)
@@ -176,7 +176,7 @@ def _interval(record: TrialRecord, pool: PoolSpec, spec: StudySpec) -> tuple[str
     window = steady_window(record.steps, spec.measurement.warmup_steps)
     steady = (_utc(window.start_s), _utc(window.end_s)) if window is not None else ("", "")
     nodes = " ".join(names[0] for names in names_of_nodes(record).values())
-    return str(record.number), pool.name, nodes, _utc(record.started_s), _utc(record.ended_s), *steady
+    return str(record.number), pool_key(spec, pool), nodes, _utc(record.started_s), _utc(record.ended_s), *steady
 
 
 def _utc(seconds: float) -> str:

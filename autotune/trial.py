@@ -108,7 +108,8 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
             slopes = functools.partial(_slopes_c_per_min, agents, merged.clocks)
             merged.settling = Settling(request.soak, request.measurement, request.most_steps, slopes)
         streams = [
-            agent.run.options(num_returns="streaming").remote(request, rank, address, port) for rank, agent in enumerate(agents)
+            agent.run.options(num_returns="streaming").remote(request, rank, len(agents), address, port)
+            for rank, agent in enumerate(agents)
         ]
         limit_s = request.limits.startup_s + request.limits.trial_s + _END_GRACE_S
         _follow(agents, request, streams, merged, deadline_s=launched_s + limit_s)

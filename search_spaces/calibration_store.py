@@ -49,10 +49,11 @@ class Store:
         Args:
             pool: Which machines.
             software: What the ranks ran, e.g. "megatron-core 0.16.1, torch 2.9".
-            but_of: A study whose own calibration is left out: its prior must not hold its own trials.
+            but_of: A study whose own calibration is left out: its prior must not hold its own trials. So are those of the node counts
+                that run beside it, because theirs may have started from its own: names that differ behind the last slash only.
         """
         studies = self._read().get(pool, {}).get(_key(software), {})
-        return next((studies[name] for name in reversed(studies) if name != but_of), None)
+        return next((studies[name] for name in reversed(studies) if _beside(name) != _beside(but_of)), None)
 
     def put(self, pool: str, software: str, study: str, calibration: Calibration) -> None:
         """Keep a study's calibration as the newest; the file is replaced in one piece.
@@ -75,6 +76,11 @@ class Store:
 
     def _read(self) -> dict[str, dict[str, dict[str, Calibration]]]:
         return _CONTENT.validate_json(self.path.read_bytes()) if self.path.is_file() else {}
+
+
+def _beside(study: str) -> str:
+    """What the studies of one pool in one study file share of their names."""
+    return study.rpartition("/")[0] or study
 
 
 def _key(software: str) -> str:

@@ -57,7 +57,7 @@ class PoolSpec(BaseModel):
     Attributes:
         name: Name in reports; the Ray label `autotune-pool=<name>` marks its nodes unless `labels` says otherwise.
         gpu: GPU type, or "cpu" (ranks over gloo).
-        nodes: Node count of a trial; a list is several, which `autotune plan` compares.
+        nodes: Node count of a trial; a list is several, each planned and tuned by itself and then compared.
         other_nodes: What follows the first node count of a list.
         gpus_per_node: GPUs of each node; on a "cpu" pool the number of ranks.
         network: Link between the nodes; none = the one usual for the GPU's generation.

@@ -100,7 +100,7 @@ def test_export_without_a_pool_takes_the_one_with_the_most_tokens(root):
 def test_an_unknown_pool_is_named(root):
     result = run("export", "case", "--state", root, "--pool", "nope")
     assert result.exit_code == 2
-    assert "pool: the study has no results on such a pool (got 'nope')\nhint: pools of case: laptop, pair" in result.stderr
+    assert "pool: the study has no results on such a pool (got 'nope')\nhint: pools of case: laptop; pair" in result.stderr
 
 
 @pytest.mark.parametrize("verb", ["best", "export"])

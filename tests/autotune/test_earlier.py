@@ -9,7 +9,7 @@ import optuna
 import pytest
 from optuna.storages import BaseStorage, InMemoryStorage
 
-from autotune import study as study_module
+from autotune import parent_run
 from autotune.earlier import ALIKE, ALIKE_PER_DOUBLING, CHOSEN, MOST_TRIALS, alike_to, earlier_studies
 from autotune.earlier import MACHINES as MACHINES_OF
 from autotune.machines import machines_of
@@ -244,7 +244,7 @@ def test_reports_say_in_one_line_what_the_search_started_with() -> None:
     study = opened(storage)
     line = "The search started with what 16 trials of earlier studies showed: before/h100/1x8."
     assert study.results().earlier == line == results_json([study.results()])[0]["earlier"]
-    assert study_module._ParentOf(None, study_spec(**STUDY), study)._parent.tags["earlier"] == line  # type: ignore[arg-type]
+    assert parent_run.ParentOf(None, study_spec(**STUDY), study)._parent.tags["earlier"] == line  # type: ignore[arg-type]
     assert optuna_study(study).user_attrs[CHOSEN] == {earlier.name: [record.number for record in measured(earlier)]}
     assert opened(InMemoryStorage()).results().earlier == ""
 

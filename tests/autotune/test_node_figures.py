@@ -49,7 +49,7 @@ def test_all_nodes_are_asked_together_and_meet_on_the_first(ray_answers, tmp_pat
     assert measure_nodes(both, MegatronCoreLauncher(), 60.0, tmp_path).gemm_flops_per_s == 3e9
     for rank, one in enumerate(both.agents):
         ((request, *rest),) = one.measure.calls
-        assert rest == [rank, "10.0.0.1", 4711]
+        assert rest == [rank, 2, "10.0.0.1", 4711]
         assert (request.program, request.job) == (MegatronCoreLauncher.figures_program, {"device": "cpu"})
 
 

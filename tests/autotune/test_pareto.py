@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 from rich.console import Console
 
+from autotune import parent_run
 from autotune import study as study_module
 from autotune.objective import Objective
 from autotune.pareto import NOTE, Point, front_of, hypervolume
@@ -248,7 +249,7 @@ def test_the_hypervolume_is_a_metric_of_the_parent_run() -> None:
     study = open_pool(pareto_spec())
     run_to_end(study, measured)
     tracker = FakeTracker()
-    parent = study_module._ParentOf(tracker, pareto_spec(), study)  # type: ignore[arg-type]
+    parent = parent_run.ParentOf(tracker, pareto_spec(), study)  # type: ignore[arg-type]
     parent.open()
     parent.close()
     results = study.results()

@@ -29,10 +29,10 @@ class FakeSlots:
         self.broken = False
 
     def lease(self, pool):
-        if pool in self.leased:
+        if pool.name in self.leased:
             return None
-        self.leased.add(pool)
-        return SimpleNamespace(agents=["agent"], pool=pool)
+        self.leased.add(pool.name)
+        return SimpleNamespace(trial_agents=["agent"] * pool.nodes, pool=pool.name)
 
     def release(self, slot):
         self.leased.remove(slot.pool)

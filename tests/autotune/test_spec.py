@@ -86,7 +86,7 @@ BAD = {
     "negative budget": (
         study_data(budget={"trials": -3}),
         "budget.trials: must be greater than 0 (got -3)",
-        "trials: Launched trials per pool, the baseline included; confirming runs come on top.",
+        "trials: Launched trials per pool and node count, the baseline included; confirming runs come on top.",
     ),
     "missing model": (
         without("model"),
@@ -145,7 +145,7 @@ BAD = {
         "search: chosen more than once, by itself and in a group: recompute_method",
         "choose every knob once, by itself or in its group",
     ),
-    "no pools": (study_data(pools=[]), "pools: is empty (got [])", "pools: Where trials run; one Optuna study each."),
+    "no pools": (study_data(pools=[]), "pools: is empty (got [])", "pools: Where trials run; one Optuna study for each node count of each."),
     "unknown launcher": (
         study_data(launcher="nope"),
         "launcher: cannot be loaded: No module named 'nope' (got 'nope')",
@@ -309,14 +309,9 @@ def test_override_checks_the_new_value():
         override(study_spec(), {"budget": {"trials": 0}})
 
 
-def test_several_node_counts_are_planned_but_not_tuned(tmp_path, monkeypatch):
+def test_several_node_counts_are_checked_one_by_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = written(tmp_path, study_data(pools=[{**POOL, "nodes": [1, 2]}]))
-    for arguments in (["tune", str(path)], ["tune", str(path), "--print-command"]):
-        result = CliRunner().invoke(app, arguments)
-        assert (result.exit_code, result.stdout) == (2, "")
-        assert result.stderr.startswith("error: pools[0].nodes: one node count is tuned at a time (got [1, 2])\n")
-        assert not (tmp_path / ".autotune").exists()
     counted = CliRunner().invoke(app, ["check", str(path), "--json"])
     assert [(pool["pool"], pool["world_size"]) for pool in json.loads(counted.stdout)] == [
         ("laptop, 1 node", 4),

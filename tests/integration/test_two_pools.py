@@ -148,6 +148,33 @@ def check_best(study, small, large):
     assert best["overall"] == faster.pool.name
 
 
+@pytest.mark.timeout(400)
+def test_node_counts_of_a_pool_are_tuned_in_turns_on_the_first_nodes_of_one_slot(cluster, study_on):
+    pool = {"name": "both", "gpu": "cpu", "nodes": [2, 1], "gpus_per_node": 2, "labels": SITE}
+    study = study_on(launcher="megatron_core", pools=[pool], global_batch_size=8, budget={"trials": 2}, measurement=MEASUREMENT)
+    study.start("tune", "--address", cluster.address)
+    assert study.wait(360) == 0, study.tail()
+    two, one = study.results()
+    used = []
+    for results, nodes in ((two, 2), (one, 1)):
+        assert (results.pool.nodes, results.outcomes) == (nodes, {Outcome.COMPLETED: 2}), [r.detail for r in results.records]
+        for record in results.records:
+            found = [name for name in record.environment if name.endswith(".node_id")]
+            assert len(found) == nodes
+            assert len(list(record.log_folder.glob("rank*.log"))) == 2 * nodes
+            used.append(record.environment["node0.node_id"])
+    assert len(set(used)) == 1
+    assert len(list((study.state.log_root / "both" / "figures").glob("rank*.log"))) == 4  # measured once, on the whole slot
+    ordered = sorted(spans(two) + spans(one))
+    assert all(before[1] <= after[0] + 0.5 for before, after in pairwise(ordered))
+    for results in (two, one):
+        kept = json.loads((study.state.path / f"best-both@{results.pool.nodes}.json").read_text())
+        assert kept["trial"] == results.best.number
+    best = json.loads(study.run("best", "--json").stdout)
+    faster = max((two, one), key=lambda results: results.best_tokens_per_s)
+    assert (best["overall"], best["overall_nodes"]) == ("both", faster.pool.nodes)
+
+
 @pytest.mark.acceptance
 def test_gpu_pools_get_their_number_of_gpus_and_share_none(cluster, study_on):
     """On Ray's word for GPUs: no rank touches one."""

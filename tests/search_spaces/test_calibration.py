@@ -110,6 +110,14 @@ def test_the_newest_calibration_is_found_and_a_studys_own_left_out(tmp_path):
     assert store.get("pool", "software", but_of="a").trials == 2
 
 
+def test_calibrations_of_node_counts_that_run_beside_a_study_are_left_out_too(tmp_path):
+    store = Store(tmp_path / "calibration.json")
+    for study, trials in (("earlier/h/2x8", 1), ("case/h/2x8", 2), ("case/h/4x8", 3)):
+        store.put("pool", "software", study, Calibration(TRUTH, trials))
+    assert store.get("pool", "software", but_of="case/h/2x8").trials == 1
+    assert store.get("pool", "software", but_of="later/h/2x8").trials == 3
+
+
 def test_a_fit_goes_on_from_an_earlier_one():
     rows = samples()
     whole = fit(rows, Coefficients())
