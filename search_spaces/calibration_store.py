@@ -49,8 +49,8 @@ class Store:
         Args:
             pool: Which machines.
             software: What the ranks ran, e.g. "megatron-core 0.16.1, torch 2.9".
-            but_of: A study whose own calibration is left out: its prior must not hold its own trials. So are those of the node counts
-                that run beside it, because theirs may have started from its own: names that differ behind the last slash only.
+            but_of: A study whose own calibration is left out: its prior must not hold its own trials. So are those of the node
+                counts that run beside it, which may have started from its own: names that differ behind the last slash only.
         """
         studies = self._read().get(pool, {}).get(_key(software), {})
         return next((studies[name] for name in reversed(studies) if _beside(name) != _beside(but_of)), None)

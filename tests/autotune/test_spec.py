@@ -145,7 +145,11 @@ BAD = {
         "search: chosen more than once, by itself and in a group: recompute_method",
         "choose every knob once, by itself or in its group",
     ),
-    "no pools": (study_data(pools=[]), "pools: is empty (got [])", "pools: Where trials run; one Optuna study for each node count of each."),
+    "no pools": (
+        study_data(pools=[]),
+        "pools: is empty (got [])",
+        "pools: Where trials run; one Optuna study for each node count of each.",
+    ),
     "unknown launcher": (
         study_data(launcher="nope"),
         "launcher: cannot be loaded: No module named 'nope' (got 'nope')",
