@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from autotune.memory_growth import GROWTH, full_after_steps, growth_gib_per_1000_steps
 from autotune.run_spread import RunSpread, other_runs
 from autotune.steady_state import steady, steady_interval
 from autotune.wall_metrics import ESTIMATED
@@ -57,6 +58,7 @@ def summarise(
 
     `tokens_per_s_per_gpu_low` and `_high` are the ends of the interval that holds 95 % of other runs of the same configuration,
     `step_interval_fraction` is the half-width of the 95 % interval of this run's own median step time, over the median.
+    `memory_growth_gib_per_1000_steps` is 0 where memory does not grow, and absent on CPU, whose peak is that of whole processes.
     """
     values = steady([step.step_s for step in steps], warmup_steps)
     if not values:
@@ -80,6 +82,8 @@ def summarise(
     peaks = [step.peak_memory_gib for step in steps if step.peak_memory_gib is not None]
     if peaks:
         metrics["peak_memory_gib"] = max(peaks)
+    if peaks and workload.device == "cuda":
+        metrics[GROWTH] = growth_gib_per_1000_steps(peaks[warmup_steps:])
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -88,8 +92,9 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
 
     `model_tflops_per_gpu`: model operations (`model_flops_per_token`: no recomputation, causal attention counted once) per second
     and GPU, in 10^12; `mfu`: over the device's dense bf16 peak; `memory_headroom_fraction`: device memory above the peak that torch
-    allocated; `usd_per_million_tokens`: at the pool's price; `pool_wall_..._estimated`: watts at the wall of the pool's nodes, from
-    those of their boards (`wall_power`), where no meter told them.
+    allocated; `memory_full_after_steps`: where that peak still grew, in how many steps more it is the device's memory;
+    `usd_per_million_tokens`: at the pool's price; `pool_wall_..._estimated`: watts at the wall of the pool's nodes, from those of
+    their boards (`wall_power`), where no meter told them.
     """
     tokens_per_s = metrics.get("tokens_per_s_per_gpu")
     if tokens_per_s is None:
@@ -100,6 +105,7 @@ def derived(metrics: Mapping[str, float], workload: Workload, pool: PoolSpec, gp
         found["mfu"] = tflops * 1e12 / gpu.peak("bf16")
         if "peak_memory_gib" in metrics:
             found["memory_headroom_fraction"] = 1.0 - metrics["peak_memory_gib"] / gpu.memory_gib
+        found |= full_after_steps(metrics, gpu.memory_gib)
     if gpu is not None:
         node = NodePower.of(pool, gpu)
         boards = {name.replace("_gpu_", "_wall_"): watts for name, watts in metrics.items() if name.startswith(_BOARDS)}

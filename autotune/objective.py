@@ -20,7 +20,7 @@ THROUGHPUT = "tokens_per_s_per_gpu"
 DEFAULT_WEIGHTS: Mapping[str, float] = {THROUGHPUT: 1.0, "gpu_peak_power_w_1s": -0.1, "throttle_fraction": -1.0}
 """Ten per cent less peak power weighs as one per cent more throughput; a run throttled half of the time loses 39 % of its worth."""
 
-_MAY_BE_ZERO = ("_fraction", "_events", "_events_per_minute", "_cv")
+_MAY_BE_ZERO = ("_fraction", "_events", "_events_per_minute", "_cv", "_growth_gib_per_1000_steps")
 _MOST_SLACK = 1.0
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.comparison import comparison
 from autotune.confirm import Decision
 from autotune.doctor.finding import Finding, Status
+from autotune.memory_growth import growth_words
 from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
 from autotune.records import TrialRecord, short
@@ -50,7 +51,8 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
             table.add_row(*row, style="bold" if name == winner else "")
     failures = [failure_table(result)] if result.best is None and result.records else []
-    warnings = [Text(warning, style="yellow") for warning in (*_contaminated(result), *_unsettled(result), *result.notes)]
+    doubts = (*_contaminated(result), *_unsettled(result), *_growing(result))
+    warnings = [Text(warning, style="yellow") for warning in (*doubts, *result.notes)]
     earlier = [result.earlier] if result.earlier else []
     told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result), *earlier)]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
@@ -81,6 +83,12 @@ def _unsettled(result: PoolResults) -> list[str]:
         return []
     number, why = found[-1]
     return [f"{len(found)} confirming runs were measured before their GPUs were warm; trial {number}: temperatures {why}."]
+
+
+def _growing(result: PoolResults) -> list[str]:
+    """Whether the winner's memory still grew."""
+    words = growth_words(result.best.metrics) if result.best is not None else ""
+    return [f"The winner is at risk in a long run: its {words}."] if words else []
 
 
 def failure_table(result: PoolResults) -> Table:

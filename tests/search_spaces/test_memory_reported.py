@@ -39,7 +39,7 @@ TORCH = Software(cross_entropy="torch", separate_main_parameters=False)
 OLD = Software(flash_attention=False, hidden_dropout=True, attention_dropout=True)
 
 DURING_A_RUN = {"B029"}
-"""Cases about a run in progress, which no prediction can know: memory that creeps up over thousands of steps."""
+"""Cases about a run in progress, which no prediction can know; `tests/autotune/test_memory_growth.py` runs them."""
 
 WITHIN: dict[str, tuple[Case, Software, int, float, float]] = {
     "B002": ({**GPT_7B, "pp": 4, "vpp": 8, "mbs": 1}, REGRESSION, -1, 47.9, 70.4),
