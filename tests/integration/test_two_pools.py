@@ -240,6 +240,25 @@ def test_a_killed_driver_leaves_the_cluster_and_none_of_its_processes(cluster, s
 
 
 @pytest.mark.acceptance
+@pytest.mark.timeout(400)
+def test_two_nodes_of_one_trial_are_measured_on_one_clock(cluster, study_on, tmp_path):
+    """One scripted 300 W GPU of each node is the trial's: 600 W over both, and the difference of the clocks is bounded."""
+    devices = environment(Scenario(H100_80GB, 2), folder=tmp_path)
+    telemetry = {"vendors": ["nvidia"], "gpus": ["1"], "env": devices}
+    pool = {"name": "both", "gpu": "cpu", "nodes": 2, "gpus_per_node": 1, "labels": SITE, "telemetry": telemetry}
+    changes = {"launcher": "megatron_core", "pools": [pool], "global_batch_size": 8, "budget": {"trials": 1}}
+    study = study_on(**changes, measurement={**MEASUREMENT, "steps": 10})
+    study.start("tune", "--address", cluster.address)
+    assert study.wait(360) == 0, study.tail()
+    record = study.records()[0]  # a busy machine has it repeated
+    assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
+    assert record.metrics["pool_gpu_peak_power_w_1s"] == pytest.approx(600.0, rel=0.01)
+    assert {"telemetry.cost.node0", "telemetry.cost.node1"} <= record.environment.keys()
+    agree = record.environment["telemetry.clocks"]
+    assert float(agree.split()[-2]) < 5.0
+
+
+@pytest.mark.acceptance
 def test_a_node_that_goes_away_ends_only_its_own_pool(cluster, study_on):
     """The last test on this cluster."""
     study = study_on(pools=CPU_POOLS, budget={"trials": 16})
@@ -294,22 +313,3 @@ def test_more_gpus_than_this_machine_has_are_refused(tmp_path):
         study.close()
     assert ended.returncode == 1
     assert "needs 64 GPUs on each node; Ray sees" in ended.stderr, ended.stderr
-
-
-@pytest.mark.acceptance
-@pytest.mark.timeout(400)
-def test_two_nodes_of_one_trial_are_measured_on_one_clock(cluster, study_on, tmp_path):
-    """One scripted 300 W GPU of each node is the trial's: 600 W over both, and the difference of the clocks is bounded."""
-    devices = environment(Scenario(H100_80GB, 2), folder=tmp_path)
-    telemetry = {"vendors": ["nvidia"], "gpus": ["1"], "env": devices}
-    pool = {"name": "both", "gpu": "cpu", "nodes": 2, "gpus_per_node": 1, "labels": SITE, "telemetry": telemetry}
-    changes = {"launcher": "megatron_core", "pools": [pool], "global_batch_size": 8, "budget": {"trials": 1}}
-    study = study_on(**changes, measurement={**MEASUREMENT, "steps": 10})
-    study.start("tune", "--address", cluster.address)
-    assert study.wait(360) == 0, study.tail()
-    record = study.records()[0]  # a busy machine has it repeated
-    assert record.metrics["pool_gpu_mean_power_w"] == pytest.approx(600.0, rel=0.01)
-    assert record.metrics["pool_gpu_peak_power_w_1s"] == pytest.approx(600.0, rel=0.01)
-    assert {"telemetry.cost.node0", "telemetry.cost.node1"} <= record.environment.keys()
-    agree = record.environment["telemetry.clocks"]
-    assert float(agree.split()[-2]) < 5.0
