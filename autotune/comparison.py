@@ -11,6 +11,7 @@ from rich.text import Text
 from autotune.records import short
 from autotune.refit import PREFIX
 from autotune.results import PoolResults
+from autotune.spec import node_words
 from autotune.wall_metrics import POOL, is_measured, judged_on
 
 _METRIC = "tokens_per_s_per_gpu"
@@ -64,8 +65,7 @@ def _answer(best: PoolResults, results: Sequence[PoolResults]) -> str:
 
 
 def _words(result: PoolResults, with_nodes: bool) -> str:
-    nodes = "1 node" if result.pool.nodes == 1 else f"{result.pool.nodes} nodes"
-    return f"{result.pool.name} on {nodes}" if with_nodes else result.pool.name
+    return f"{result.pool.name} on {node_words(result.pool)}" if with_nodes else result.pool.name
 
 
 def _interval(result: PoolResults) -> tuple[float, float]:

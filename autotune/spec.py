@@ -182,8 +182,12 @@ class StudySpec(Part):
 
 def pool_title(spec: StudySpec, pool: PoolSpec) -> str:
     """A pool's name, with its node count where the study gives it several."""
-    nodes = "1 node" if pool.nodes == 1 else f"{pool.nodes} nodes"
-    return pool.name if pool in spec.pools else f"{pool.name}, {nodes}"
+    return pool.name if pool in spec.pools else f"{pool.name}, {node_words(pool)}"
+
+
+def node_words(pool: PoolSpec) -> str:
+    """How many nodes a trial takes."""
+    return "1 node" if pool.nodes == 1 else f"{pool.nodes} nodes"
 
 
 def pool_key(spec: StudySpec, pool: PoolSpec) -> str:

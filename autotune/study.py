@@ -25,7 +25,7 @@ from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
 from autotune.results import PoolResults, keep_notes, study_name
 from autotune.simulation import host_pool, is_simulated, note, twin_launcher
-from autotune.spec import StudySpec, pool_key
+from autotune.spec import StudySpec, node_words, pool_key
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals, give_up
 from autotune.storage import drop_stale_lock, open_storage
@@ -142,15 +142,15 @@ def _at_node_counts(pool: PoolSpec, open_one: Callable[[PoolSpec], PoolStudy]) -
         UnkeptGuardError: there is no such node count.
     """
     opened: list[PoolStudy] = []
-    unkept: list[tuple[int, UnkeptGuardError]] = []
+    unkept: list[tuple[PoolSpec, UnkeptGuardError]] = []
     for at_count in pool.at_each_node_count():
         try:
             opened.append(open_one(at_count))
         except UnkeptGuardError as error:
-            unkept.append((at_count.nodes, error))
+            unkept.append((at_count, error))
     if not opened:
         raise unkept[0][1]
-    return opened, [f"Not tuned on {nodes} nodes: {error}; {error.hint}." for nodes, error in unkept]
+    return opened, [f"Not tuned on {node_words(at_count)}: {error}; {error.hint}." for at_count, error in unkept]
 
 
 def _prober(spec: StudySpec, address: str | None) -> Probe:
