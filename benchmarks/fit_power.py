@@ -6,6 +6,7 @@ python benchmarks/fit_power.py FOLDER
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,23 +35,24 @@ def main() -> None:
     """Fit everything and write the file."""
     sweeps = read_sweeps(Path(sys.argv[1]) / "power.csv")
     sources = sorted({sweep.source for sweep in sweeps})
-    content: dict[str, Any] = {"fitted_on": sources, **_fit(sweeps)}
-    content["without"] = {source: _fit([sweep for sweep in sweeps if sweep.source != source]) for source in sources}
+    content: dict[str, Any] = {"fitted_on": sources, **fit(sweeps)}
+    content["without"] = {source: fit([sweep for sweep in sweeps if sweep.source != source]) for source in sources}
     text = "# Power coefficients (search_spaces/clock_power.py). Written by benchmarks/fit_power.py; do not edit.\n"
     Path("search_spaces/power.yaml").write_text(text + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
-def _fit(sweeps: list[Sweep]) -> dict[str, Any]:
+def fit(sweeps: Sequence[Sweep], outside: Mapping[str, Mapping[str, float]] = OUTSIDE) -> dict[str, Any]:
+    """The general coefficients and those of every device with sweeps or with figures from outside, as power.yaml holds them."""
     general = _fitted(sweeps, PowerCoefficients())
     gpus = {}
-    for name in sorted({sweep.gpu.name for sweep in sweeps} | set(OUTSIDE)):
+    for name in sorted({sweep.gpu.name for sweep in sweeps} | set(outside)):
         own = [sweep for sweep in sweeps if sweep.gpu.name == name]
-        prior = general.model_copy(update=OUTSIDE.get(name, {}))
+        prior = general.model_copy(update=outside.get(name, {}))
         gpus[name] = _plain(_fitted(own, prior) if own else prior)
     return {"general": _plain(general), "gpus": gpus}
 
 
-def _fitted(sweeps: list[Sweep], prior: PowerCoefficients) -> PowerCoefficients:
+def _fitted(sweeps: Sequence[Sweep], prior: PowerCoefficients) -> PowerCoefficients:
     return fit_power([[(sweep, list(range(len(sweep.slowdown)))) for sweep in pool] for pool in pools(sweeps)], prior)
 
 
