@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import logging
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +21,15 @@ from search_spaces.gpus import GpuSpec, gpu
 
 _LOG = logging.getLogger(__name__)
 
-FITTED = ("static", "knee_mhz", "rise", "demand", "intensity")
-SPREAD = {"static": 0.3, "knee_mhz": 0.08, "rise": 0.3, "demand": 0.15, "intensity": 0.4}
+FITTED = ("static", "knee_mhz", "rise", "demand", "intensity", "spread")
+SPREAD = {"static": 0.3, "knee_mhz": 0.08, "rise": 0.3, "demand": 0.15, "intensity": 0.4, "spread": 0.5}
 LIMITS = {
     "static": (0.3, 2.0),
     "knee_mhz": (700.0, 1600.0),
     "rise": (0.2, 2.0),
     "demand": (0.4, 1.6),
     "intensity": (30.0, 2000.0),
+    "spread": (0.005, 0.15),
 }
 OF_WORKLOAD = ("static", "demand", "intensity")
 NOISE = 0.02
@@ -100,12 +102,18 @@ def _sweep(rows: list[dict[str, str]], device: GpuSpec) -> Sweep:
         kind="clock" if rows[0]["clock_mhz"] else "cap",
         gpu=device,
         workload=rows[0]["workload"],
-        draw=Draw(draw, base, share_of(rows[0]["workload"], rows[0]["config"], device)),
+        draw=Draw(draw, base, share_of(rows[0]["workload"], rows[0]["config"], device), _devices(rows[0])),
         limits_w=np.array([float(row["cap_w"] or base) for row in rows]),
         clocks=np.array([float(row["clock_mhz"] or device.clock_mhz.boost) for row in rows]) / device.clock_mhz.boost,
         slowdown=np.array([float(row["slowdown"]) for row in rows]),
         watts=np.array([float(row["power_w"]) for row in rows]),
     )
+
+
+def _devices(row: dict[str, str]) -> int:
+    """How many devices a row's configuration names, as "8 GPUs; ..."; one if none."""
+    found = re.match(r"(\d+) GPU", row["config"])
+    return int(found[1]) if found else 1
 
 
 @dataclass(frozen=True, slots=True)

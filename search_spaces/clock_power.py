@@ -4,14 +4,16 @@ The dynamic energy of a piece of work goes with the square of the voltage. Below
 rises with the clock (Mudge 2001; measured on A100 and A40 by Perseus, SOSP 2024). So far below the knee a step's dynamic energy is
 constant, and its seconds are that energy over what a power limit leaves above the static watts. Seconds follow a smooth roofline:
 work that waits for memory at the highest clock is bound by compute at a low one. A power limit holds the mean of the busy phases,
-not of the step.
+not of the step, of every device alone: where devices wait for each other, the one that needs most watts sets the pace.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from search_spaces.kernels import Floats, Number
 
 _FILE = Path(__file__).with_name("power.yaml")
 NEWTON_STEPS = 5
+INTENSITY_CACHE_MIB = 16.0
 
 
 class PowerCoefficients(BaseModel):
@@ -33,7 +36,8 @@ class PowerCoefficients(BaseModel):
         knee_mhz: Clock below which the voltage stays at its floor.
         rise: Relative rise of the voltage for a relative rise of the clock above the knee.
         demand: Dynamic watts of large matrix products at the highest clock, over TDP; above 1 - static, the limit binds.
-        intensity: Operations per byte of matrix products and attention: with the device's own ratio, how far they follow the clock.
+        intensity: Operations per byte of matrix products and attention behind a cache of `INTENSITY_CACHE_MIB`: with the device's
+            own ratio, how far they follow the clock.
         burst: Dynamic watts of busy phases are at most so many times their mean in a step, where only the mean is known.
         attention: Dynamic watts of attention over those of matrix products.
         memory: The same for element-wise kernels.
@@ -41,6 +45,9 @@ class PowerCoefficients(BaseModel):
         waiting: The same for ranks that wait for others (kernels that spin).
         window_s: Averaging time of board power.
         overshoot: Extra watts at the change from idle to busy, over the size of that change.
+        spread: Standard deviation of the watts of devices of one kind, for the same work at the same clock, over their mean. V100
+            under their limit differ by 8 % in matrix products (Sinha et al., SC 2022; taken as the whiskers of a box plot, 5.4
+            standard deviations); there watts grow as the 2.6th power of the clock.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -57,6 +64,7 @@ class PowerCoefficients(BaseModel):
     waiting: PositiveFloat = 0.05
     window_s: PositiveFloat = 0.1
     overshoot: PositiveFloat = 8.0
+    spread: PositiveFloat = 0.038
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +87,15 @@ class ClockCurve:
 
     @classmethod
     def of(cls, gpu: GpuSpec, coefficients: PowerCoefficients) -> ClockCurve:
-        """The curve of a device; compute and memory seconds of its matrix products are as operations and bytes over its peaks."""
+        """The curve of a device; compute and memory seconds of its matrix products are as operations and bytes over its peaks.
+
+        A product in blocks that fit a cache of S elements moves at least 2 m n k / sqrt(S) of them (Hong and Kung 1981), so that
+        its operations per byte go with the square root of the cache.
+        """
         balance = gpu.peak("bf16") / (gpu.memory_bandwidth_gb_s * 1e9)
         clock = gpu.clock_mhz
-        follows = 1.0 / (1.0 + (balance / coefficients.intensity) ** 2)
+        intensity = coefficients.intensity * math.sqrt(gpu.last_cache_mib / INTENSITY_CACHE_MIB)
+        follows = 1.0 / (1.0 + (balance / intensity) ** 2)
         return cls(min(coefficients.knee_mhz / clock.boost, 0.99), coefficients.rise, clock.low / clock.boost, follows)
 
     def seconds(self, clock: Number, follows: Number) -> Floats:
@@ -130,6 +143,14 @@ def shipped_power(gpu: GpuSpec, without: str | None = None) -> PowerCoefficients
     return PowerCoefficients(**{**held_out.get("general", {}), **held_out.get("gpus", {}).get(gpu.name, {})})
 
 
+def hungriest(spread: float, devices: int) -> float:
+    """Expected watts of the hungriest of so many devices at the same clock and work, over their mean.
+
+    The largest of n normal values lies at the quantile (n - 3/8) / (n + 1/4) (Blom 1958); exactly the mean for one.
+    """
+    return 1.0 + spread * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25))
+
+
 @dataclass(frozen=True, slots=True)
 class Draw:
     """What is known of a running step before a limit is lowered.
@@ -138,11 +159,13 @@ class Draw:
         mean_w: Mean watts per package.
         limit_w: The power limit then.
         matrix_share: Share of the busy seconds that are matrix products and attention.
+        devices: Devices that wait for each other at every step.
     """
 
     mean_w: float
     limit_w: float
     matrix_share: float
+    devices: int = 1
 
 
 def under_limit(
@@ -164,10 +187,16 @@ def under_limit(
     static, follows = coefficients.static * gpu.idle_w, curve.follows * draw.matrix_share
     own = max(draw.mean_w - static, 0.05 * gpu.tdp_w)
     busy = max(min(coefficients.demand * gpu.tdp_w, coefficients.burst * own), own)
-    before = curve.clock((draw.limit_w - static) / busy, follows)
+    most = hungriest(coefficients.spread, draw.devices)
+
+    def clocks(hunger: float) -> tuple[Floats, Floats]:
+        """Clock before and after of a device that needs so many times the mean watts."""
+        before = curve.clock((draw.limit_w / hunger - static) / busy, follows)
+        held = curve.clock((np.asarray(limit_w) / hunger - static) / busy, follows)
+        return before, np.minimum(np.minimum(held, clock), before)
+
+    (before, after), (pace_before, pace) = clocks(1.0), clocks(most)
     share = np.minimum(1.0, own / (busy * curve.dynamic(before, follows)))
-    held = curve.clock((np.asarray(limit_w) - static) / busy, follows)
-    after = np.minimum(np.minimum(held, clock), before)
+    slow = share * curve.seconds(pace, follows) / curve.seconds(pace_before, follows) + 1.0 - share
     busy_s = share * curve.seconds(after, follows) / curve.seconds(before, follows)
-    slow = busy_s + 1.0 - share
     return slow, static + busy * curve.dynamic(after, follows) * busy_s / slow

@@ -36,6 +36,7 @@ class GpuSpec(BaseModel):
         vendor: Who makes it.
         memory_gib: Device memory.
         memory_bandwidth_gb_s: Peak bandwidth of that memory, 10^9 bytes/s.
+        last_cache_mib: The cache between that memory and the multiprocessors.
         peak_tflops: Dense peak by precision, 10^12 operations/s.
         multiprocessors: SMs or compute units.
         exponentials_per_clock: Exponentials that one of them finishes per clock.
@@ -54,6 +55,7 @@ class GpuSpec(BaseModel):
     vendor: Literal["nvidia", "amd", "cpu"]
     memory_gib: PositiveFloat
     memory_bandwidth_gb_s: PositiveFloat
+    last_cache_mib: PositiveFloat = 40
     peak_tflops: dict[Precision, PositiveFloat]
     multiprocessors: PositiveInt
     exponentials_per_clock: PositiveFloat = 16

@@ -2,8 +2,9 @@
 
 Every part of the step has an activity (dynamic watts over those of large matrix products); hidden communication adds its own on top
 of compute; waiting draws little. The peak is what a board's averaging window sees of one uninterrupted stretch of compute, so it
-grows with the micro-batch; the change from waiting to full load overshoots, so pipelines with more bubble ask for more. Nothing
-here names a model, a split or a depth. Not for heat: temperatures depend on the chassis.
+grows with the micro-batch; the change from waiting to full load overshoots, so pipelines with more bubble ask for more. A limit
+slows the device most that needs most watts, and the others wait for it. Nothing here names a model, a split or a depth. Not for
+heat: temperatures depend on the chassis.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search_spaces.clock_power import ClockCurve, PowerCoefficients
+from search_spaces.clock_power import ClockCurve, PowerCoefficients, hungriest
 from search_spaces.columns import Columns
 from search_spaces.gpus import GpuSpec
-from search_spaces.kernels import Floats
+from search_spaces.kernels import Floats, Number
 from search_spaces.step_time import TimeTable
 
 COMMUNICATION = ("tp_comm", "cp_comm", "ep_comm")
@@ -43,7 +44,7 @@ class PowerTable:
         pool_mean_w: Sum of the means of all devices.
         slowdown: Step time under the limits over the time without them.
         step_time_s: Seconds of a step under the limits.
-        clock_mhz: Clock of the busy phases.
+        clock_mhz: Clock of the busy phases, of the device that sets the pace.
         throttle_risk: 0 to 1: how likely demand passes the limit for long enough to lower clocks.
     """
 
@@ -94,29 +95,26 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     follows = curve.follows * load.matrix_share
     limit = _limits(columns, gpu)
     static, dynamic = c.static * gpu.idle_w, c.demand * gpu.tdp_w
-    free = curve.clock((gpu.tdp_w - static) / (dynamic * load.busy), follows)
-    clocks = columns.number("sm_clock_limit_mhz") / gpu.clock_mhz.boost
-    held = np.minimum(curve.clock((limit - static) / (dynamic * load.busy), follows), np.where(clocks > 0, clocks, 1.0))
-    held = np.maximum(np.minimum(held, free), curve.floor)
-    busy_s = load.busy_s * curve.seconds(held, follows)
+    own, pace, free = _clocks(columns, gpu, c, load, limit)
+    own_s, pace_s = load.busy_s * curve.seconds(own, follows), load.busy_s * curve.seconds(pace, follows)
     before = load.busy_s * curve.seconds(free, follows) + load.rest_s
-    after = busy_s + load.rest_s
+    after = pace_s + load.rest_s
     slow = after / before
-    busy_w = static + dynamic * load.busy * curve.dynamic(held, follows)
+    own_w = static + dynamic * load.busy * curve.dynamic(own, follows)
     rest_w = np.minimum(static + dynamic * load.rest, limit)
-    mean = (busy_w * busy_s + rest_w * load.rest_s) / after
+    mean = (own_w * own_s + (static + dynamic * c.waiting) * (pace_s - own_s) + rest_w * load.rest_s) / after
     peak = _peak(static + dynamic * load.stretch, limit)
     wanted = (static + dynamic * load.busy) * load.busy_s + rest_w * load.rest_s
     risk = _risk(gpu, c, wanted / (load.busy_s + load.rest_s), static + dynamic * load.stretch, load, limit)
     rows = np.broadcast_shapes(mean.shape, times.step_time_s.shape)
-    dies = gpu.dies_per_package
+    dies, world = gpu.dies_per_package, columns.workload.world_size
     return PowerTable(
         mean_w=np.broadcast_to(mean / dies, rows),
         peak_w=np.broadcast_to(np.maximum(peak, mean) / dies, rows),
-        pool_mean_w=np.broadcast_to(mean / dies * columns.workload.world_size, rows),
+        pool_mean_w=np.broadcast_to(mean / dies * world, rows),
         slowdown=np.broadcast_to(slow, rows),
         step_time_s=times.step_time_s * slow,
-        clock_mhz=np.broadcast_to(held * gpu.clock_mhz.boost, rows),
+        clock_mhz=np.broadcast_to(pace * gpu.clock_mhz.boost, rows),
         throttle_risk=np.broadcast_to(risk, rows),
     )
 
@@ -168,6 +166,20 @@ def _limits(columns: Columns, gpu: GpuSpec) -> Floats:
     """Power limit of every row per package; TDP where none is set."""
     asked = columns.number("gpu_power_limit_w")
     return np.where(asked > 0, np.clip(asked, gpu.power_limit_w[0], gpu.power_limit_w[1]), gpu.tdp_w)
+
+
+def _clocks(columns: Columns, gpu: GpuSpec, c: PowerCoefficients, load: _Load, limit: Floats) -> tuple[Floats, Floats, Floats]:
+    """Clock of the mean device, of the one that sets the pace, and of the latter with TDP as its limit."""
+    curve = ClockCurve.of(gpu, c)
+    asked = columns.number("sm_clock_limit_mhz") / gpu.clock_mhz.boost
+    highest = np.maximum(np.where(asked > 0, asked, 1.0), curve.floor)
+    most = hungriest(c.spread, max(columns.workload.world_size // gpu.dies_per_package, 1))
+
+    def clock(watts: Number) -> Floats:
+        return curve.clock((watts - c.static * gpu.idle_w) / (c.demand * gpu.tdp_w * load.busy), curve.follows * load.matrix_share)
+
+    free = clock(gpu.tdp_w / most)
+    return np.minimum(clock(limit), highest), np.minimum(np.minimum(clock(limit / most), highest), free), free
 
 
 def _peak(wanted: Floats, limit: Floats) -> Floats:

@@ -11,7 +11,7 @@ import pytest
 
 from search_spaces import power
 from search_spaces.calibration import columns_of
-from search_spaces.clock_power import ClockCurve, Draw, PowerCoefficients, shipped_power, under_limit
+from search_spaces.clock_power import ClockCurve, Draw, PowerCoefficients, hungriest, shipped_power, under_limit
 from search_spaces.coefficients import Coefficients
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import gpu, gpu_names, links_of
@@ -198,6 +198,41 @@ def test_a_limit_below_what_the_lowest_clock_draws_is_passed_and_costs_no_more_t
     slow, mean = under_limit(gpu("a40"), shipped_power(gpu("a40")), draw, np.array([80.0, 60.0]))
     assert slow[0] == slow[1]
     assert mean[1] > 60
+
+
+def test_the_hungriest_of_many_devices_needs_more_watts_than_the_mean_one():
+    assert hungriest(0.05, 1) == 1.0
+    assert hungriest(0.05, 4) == pytest.approx(1 + 0.05 * 1.03, abs=0.002)
+    assert hungriest(0.05, 16) == pytest.approx(1 + 0.05 * 1.77, abs=0.002)
+
+
+def test_where_devices_wait_for_each_other_the_hungriest_sets_the_pace_and_the_others_draw_less():
+    limits = np.array([300.0, 200.0, 150.0, 125.0])
+    alone, together = (
+        under_limit(gpu("a40"), PowerCoefficients(), Draw(mean_w=280.0, limit_w=300.0, matrix_share=0.8, devices=devices), limits)
+        for devices in (1, 16)
+    )
+    assert together[0][0] == pytest.approx(1.0)
+    assert (together[0][1:] > alone[0][1:] + 0.02).all()
+    assert (together[1][1:] < alone[1][1:]).all()
+
+
+def test_the_more_devices_of_a_pool_differ_the_more_a_limit_slows_it():
+    workload = Workload(model=LLAMA3_70B, world_size=32, global_batch_size=128, seq_length=4096)
+    columns = columns_of(workload, [config(8, 1, micro_batch_size=4, gpu_power_limit_w=limit) for limit in (700, 400, 300)])
+    times = estimate(columns, DEVICE, links_of(DEVICE, 8), Coefficients())
+    alike, unlike = (power.estimate(times, columns, PowerCoefficients(spread=spread)) for spread in (0.001, 0.05))
+    assert unlike.slowdown[0] == alike.slowdown[0] == pytest.approx(1.0)
+    assert (unlike.slowdown[1:] > alike.slowdown[1:] + 0.01).all()
+    assert (unlike.mean_w[1:] < alike.mean_w[1:]).all()
+
+
+def test_products_behind_a_larger_cache_follow_the_clock_more():
+    small, large = (gpu("a40").model_copy(update={"last_cache_mib": cache}) for cache in (6, 24))
+    twice = PowerCoefficients(intensity=2 * PowerCoefficients().intensity)
+    follows = ClockCurve.of(large, PowerCoefficients()).follows
+    assert follows > ClockCurve.of(small, PowerCoefficients()).follows
+    assert follows == pytest.approx(ClockCurve.of(small, twice).follows)
 
 
 def test_a_device_of_its_own_gets_the_general_coefficients():
