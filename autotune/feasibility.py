@@ -72,8 +72,9 @@ class Memory:
     def fits_as_measured(self, features: Features, out_of_memory: Rows, fitted: Rows, measured: Floats, rows: Rows) -> Floats:
         """Probability that some candidates fit, (len(rows),), where measured peaks may not follow the predicted ones.
 
-        As far as they do, `fits` tells it. Else a residual model of the peaks does, in which one that ran out of memory counts as
-        somewhat larger than the device.
+        As far as they do, closely or roughly, `fits` tells it: what is predicted several times too large is not worth a launch
+        because some configurations fragment. Where only the widest spread explains the peaks, a residual model of these tells it,
+        in which one that ran out of memory counts as somewhat larger than the device.
 
         Args:
             features: What the model sees of every candidate.
@@ -85,7 +86,7 @@ class Memory:
         by_load, known = self.fits(out_of_memory, fitted, measured)[rows], np.isfinite(measured)
         if self.allocated is None or known.sum() < _FEWEST_PEAKS:
             return by_load
-        trusted = float(self._weights(out_of_memory, fitted, measured)[0].sum())
+        trusted = float(self._weights(out_of_memory, fitted, measured)[:-1].sum())
         if trusted > 1.0 - _LEAST:
             return by_load
         most = self.allocated - self.load

@@ -1,5 +1,7 @@
 """What out-of-memory and other failures tell of the candidates that were not tried."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -107,6 +109,16 @@ def test_where_peaks_follow_the_prediction_it_stands():
     rows = np.arange(len(LOAD))
     assert told.fits_as_measured(features, oom, fitted, peaks, rows) == pytest.approx(told.fits(oom, fitted, peaks), abs=0.05)
     assert told.fits_as_measured(features, oom, fitted[:2], peaks[:2], rows) == pytest.approx(told.fits(oom, fitted[:2], peaks[:2]))
+
+
+def test_what_is_predicted_far_too_large_stays_so_where_some_configurations_fragment():
+    """By chance the larger ones fragmented least, as if predicted differences were not real."""
+    load = np.append(np.linspace(-0.25, -0.1, 11), math.log(4.0))
+    told = Memory(load, np.zeros(len(load), dtype=np.int64), load)
+    features = Features.of(load, np.zeros((len(load), 0)), np.zeros((len(load), 0)))
+    fitted = np.arange(11)
+    fragmented = load[fitted] + np.log([1.24, 1.06, 1.28, 1.11, 1.19, 1.09, 1.18, 1.12, 1.01, 0.96, 0.98])
+    assert told.fits_as_measured(features, NONE, fitted, fragmented, np.array([11]))[0] < 0.02
 
 
 def test_where_everything_fails_what_is_far_from_it_looks_better():
