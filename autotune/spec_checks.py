@@ -43,14 +43,15 @@ def check_budget(budget: Budget, pools: Sequence[PoolSpec], launcher: str) -> No
         if budget.usd is not None and pool.usd_per_gpu_hour is None:
             hint = f"give the pool {pool.name} its `usd_per_gpu_hour`, or bound `gpu_hours`"
             raise wrong("budget.usd", budget.usd, f"cannot be kept: pool {pool.name} has no price", hint)
-        if budget.energy_kwh is not None and launcher == "megatron_core" and pool.device == "cpu" and not pool.telemetry.vendors:
-            hint = "bound `gpu_hours` or `wall_time_s` instead"
-            raise wrong("budget.energy_kwh", budget.energy_kwh, f"cannot be kept: pool {pool.name} has no GPU that measures it", hint)
+        unmetered = launcher == "megatron_core" and pool.device == "cpu" and not pool.telemetry.vendors
+        if budget.energy_kwh is not None and unmetered:
+            problem = f"cannot be kept: pool {pool.name} has no GPU that measures it"
+            raise wrong("budget.energy_kwh", budget.energy_kwh, problem, "bound `gpu_hours` or `wall_time_s` instead")
 
 
 def _near(name: str, known: Sequence[str]) -> str:
     """Up to three names that are near, or that hold this one; all where there are none."""
-    near = difflib.get_close_matches(name, known, n=_MOST_NEAR, cutoff=_NEAR) or [full for full in known if name in full][:_MOST_NEAR]
+    near = difflib.get_close_matches(name, known, n=_MOST_NEAR, cutoff=_NEAR) or [full for full in known if name in full]
     if not near:
         return f"known: {', '.join(FAMILIES)}"
-    return f"did you mean {' or '.join(repr(one) for one in near)}?"
+    return f"did you mean {' or '.join(repr(one) for one in near[:_MOST_NEAR])}?"

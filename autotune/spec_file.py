@@ -23,7 +23,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         for field, first, again in _given_twice(root, "", set()):
-            raise SpecError(field, NOTHING, f"is given twice, in line {first} and again in line {again} of {path}", "keep one of them")
+            problem = f"is given twice, in line {first} and again in line {again} of {path}"
+            raise SpecError(field, NOTHING, problem, "keep one of them")
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SpecError("study file", path, f"is not YAML: {_one_line(error)}", _WRITE_ONE) from None
