@@ -17,6 +17,7 @@ from rich.text import Text
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.launchable import accepted
+from autotune.machines import machines_of
 from autotune.spec import StudySpec, pool_title
 from autotune.study import launcher_of
 from launchers.base import Launcher
@@ -127,7 +128,12 @@ def rules_of(version: str | None) -> MegatronVersion | None:
 
 
 def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> CheckedStudy:
-    """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`."""
+    """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`.
+
+    Raises:
+        SpecError: for a GPU that nothing is known of.
+    """
+    _known_gpus(spec)
     return CheckedStudy(tuple(_check_pool(spec, pool, launcher_of(spec, pool), megatron) for pool in spec.studied_pools))
 
 
@@ -159,7 +165,12 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | None = None) -> CheckedConfiguration:
-    """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's."""
+    """Whether one configuration is legal on each pool, by Megatron's rules and, where they accept it, the launcher's.
+
+    Raises:
+        SpecError: for a GPU that nothing is known of.
+    """
+    _known_gpus(spec)
     verdicts = {}
     for pool in spec.studied_pools:
         verdict = explain(workload := spec.workload(pool, megatron), config)
@@ -178,6 +189,11 @@ def _verdict_text(pool: str, verdict: Verdict) -> Text:
     for advice in verdict.advice:
         text.append(f"\n  advice: {advice}", style="dim")
     return text
+
+
+def _known_gpus(spec: StudySpec) -> None:
+    for pool in spec.pools:
+        machines_of(pool, spec.hardware)
 
 
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:

@@ -77,12 +77,26 @@ class Ledger:
         return max(1.0, amount) if math.isfinite(amount) else 1.0
 
     def cannot_be_shown(self) -> str:
-        """Why no trial can be shown to keep the limits, or to lie on the front, as a reason to end; empty where that is not so."""
+        """Why no trial can be shown to be better, to keep the limits, or to lie on the front, as a reason to end; else empty."""
         if self._spec.pareto and self.objective is not None and self.objective.dropped:
             missed = ", ".join(self.objective.dropped)
             return f"pareto: {missed} cannot be measured on pool {self._pool.name}; `objective` without it can be searched"
+        if self.objective is not None and not self.objective.terms:
+            missed = ", ".join(self.objective.dropped)
+            return f"objective: {missed} cannot be measured on pool {self._pool.name}, and nothing else counts"
         lacking = self.objective.unmeasurable() if self.objective is not None else []
         return f"limits: {', '.join(lacking)} cannot be measured on pool {self._pool.name}" if lacking else ""
+
+    def notes(self) -> list[str]:
+        """What was asked for, and the trials so far show that it cannot be had on this pool."""
+        found, pool = [], self._pool.name
+        if self.objective is not None and self.objective.dropped and self.objective.terms and not self._spec.pareto:
+            names = ", ".join(self.objective.dropped)
+            found.append(f"objective: without {names}, which cannot be measured on pool {pool}.")
+        measured = any(record.outcome is Outcome.COMPLETED for record in self.records)
+        if self._spec.budget.energy_kwh is not None and measured and self.spent.energy_kwh is None:
+            found.append(f"budget: energy_kwh is not kept, because no trial on pool {pool} could tell its energy.")
+        return found
 
     def confirming_s(self) -> float:
         """Seconds that the confirming runs still to come may take; 0 before anything completed."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autotune.metric_names import may_be_zero
 from autotune.power_domains import DomainLimit
 from autotune.spec_parts import Bound
 from autotune.wall_metrics import judged_on
@@ -20,7 +21,6 @@ THROUGHPUT = "tokens_per_s_per_gpu"
 DEFAULT_WEIGHTS: Mapping[str, float] = {THROUGHPUT: 1.0, "gpu_peak_power_w_1s": -0.1, "throttle_fraction": -1.0}
 """Ten per cent less peak power weighs as one per cent more throughput; a run throttled half of the time loses 39 % of its worth."""
 
-_MAY_BE_ZERO = ("_fraction", "_events", "_events_per_minute", "_cv", "_growth_gib_per_1000_steps")
 _MOST_SLACK = 1.0
 
 
@@ -132,8 +132,3 @@ def _usable(name: str, value: float | None) -> bool:
 def on_scale(name: str, value: float) -> float:
     """A metric on the scale on which its changes count: its logarithm, or itself where it may be zero."""
     return value if may_be_zero(name) else math.log(value)
-
-
-def may_be_zero(name: str) -> bool:
-    """Whether a metric may be zero: it enters by differences."""
-    return name.endswith(_MAY_BE_ZERO)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from autotune.objective import may_be_zero
+from autotune.metric_names import may_be_zero
 from autotune.pareto import Point
 from autotune.records import Phase, short
 from autotune.results import PoolResults

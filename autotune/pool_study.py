@@ -123,6 +123,11 @@ class PoolStudy:
         return results_of(self._optuna, self._spec, self.pool)
 
     @property
+    def notes(self) -> list[str]:
+        """What its trials show that cannot be had here although it was asked for."""
+        return self._ledger.notes()
+
+    @property
     def outlook(self) -> tuple[float, float] | None:
         """What the next trial is expected to gain, and the chance that any does; see `CandidateSampler.outlook`."""
         return self._sampler.outlook
@@ -148,7 +153,7 @@ class PoolStudy:
             return self._proposal(self._ask(retry[0]), *retry)
         if not self._explored and (proposal := self._explore()) is not None:
             return proposal
-        return self._confirm() if self._explored else None
+        return self._confirm() if self._explored and not self.end_reason else None
 
     def _explore(self) -> Proposal | None:
         """The next new trial; None where there is none now, or, with `_explored` set, where exploring is over."""

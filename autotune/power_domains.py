@@ -74,6 +74,11 @@ def check_domains(domains: Sequence[PowerDomain], pools: Sequence[PoolSpec]) -> 
         if name in names[:position] or name in pool_names:
             hint = "every domain and every pool needs a name of its own"
             raise wrong(f"power_domains[{position}].name", name, "is the name of another domain or pool", hint)
+    there = sum(max(pool.node_counts) for pool in pools)
+    for position, domain in enumerate(domains):
+        if isinstance(domain.nodes, int) and domain.nodes > there:
+            hint = f"give at most {there}, or the names of the pools that it feeds, e.g. [{pool_names[0]}]"
+            raise wrong(f"power_domains[{position}].nodes", domain.nodes, f"is more than the {there} nodes of all pools", hint)
     listed: Counter[str] = Counter()
     for position, domain in enumerate(domains):
         for name in domain.nodes if not isinstance(domain.nodes, int) else ():

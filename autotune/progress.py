@@ -33,6 +33,7 @@ class Progress:
         self._running: dict[str, Proposal] = {}
         self._recent: list[TrialRecord] = []
         self._refused = 0
+        self._told: set[str] = set()
         self._started_s = time.time()
         self._launched_before = 0
 
@@ -72,7 +73,15 @@ class Progress:
             best = f"   best so far: trial {study.best.number}" if study.best else ""
             line = f"{record.study} trial {record.number}: {throughput(record)}  {short(record.config)}  {why}{best}"
             self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        self._tell_notes(study)
         self._draw()
+
+    def _tell_notes(self, study: PoolStudy) -> None:
+        """What its trials show that cannot be had, once."""
+        for line in (f"{study.name}: {note}" for note in study.notes):
+            if line not in self._told:
+                self._told.add(line)
+                self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _draw(self) -> None:
         if self._live:

@@ -114,7 +114,7 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         spent=ledger.spent,
         end_reason=study.user_attrs.get(END_REASON, ""),
         explanation=tuple(study.user_attrs.get(EXPLANATION, ())),
-        notes=tuple(study.user_attrs.get(_NOTES, ())),
+        notes=(*study.user_attrs.get(_NOTES, ()), *ledger.notes()),
         front=ledger.front(),
         hypervolume=ledger.hypervolume(),
         earlier=told(spec, study.user_attrs),

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
 from pydantic import (
     AfterValidator,
     Field,
@@ -19,11 +18,13 @@ from pydantic import (
 )
 
 import search_spaces
-from autotune.errors import NOTHING, SpecError
+from autotune.errors import NOTHING
 from autotune.machines import check_hardware
 from autotune.objective import DEFAULT_WEIGHTS
 from autotune.power_domains import check_domains
+from autotune.spec_checks import check_budget, check_metrics
 from autotune.spec_errors import nearest, spec_error, wrong
+from autotune.spec_file import read_yaml
 from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part, PowerDomain
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
@@ -35,7 +36,6 @@ from search_spaces.space import SearchSpace
 SamplerName = Literal["residual", "tpe", "gp", "nsga2", "random", "grid"]
 _PRESETS = Path(search_spaces.__file__).parent / "presets"
 _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql")
-_WRITE_ONE = "`autotune init` writes a study to start from"
 _STORAGE_SCHEMES = ("sqlite", "postgresql", "mysql", "journal")
 
 
@@ -125,6 +125,13 @@ class StudySpec(Part):
     def _machines_are_known(self) -> Self:
         check_hardware(self.hardware, self.pools)
         check_domains(self.power_domains, self.pools)
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_asked_for_can_be_told(self) -> Self:
+        check_metrics("objective", self.objective, self.power_domains)
+        check_metrics("limits", self.limits, self.power_domains)
+        check_budget(self.budget, self.pools, self.launcher)
         return self
 
     @model_validator(mode="after")
@@ -221,7 +228,7 @@ def load_study(path: Path, overrides: dict[str, Any] | None = None) -> StudySpec
     Raises:
         SpecError: with field, value and hint, for anything that is wrong with it.
     """
-    return _validated(_read_yaml(path), overrides or {})
+    return _validated(read_yaml(path), overrides or {})
 
 
 def override(spec: StudySpec, overrides: dict[str, Any]) -> StudySpec:
@@ -251,29 +258,3 @@ def study_file(text: str) -> Path:
     path = Path(text)
     shipped = _PRESETS / f"{text}.yaml"
     return shipped if not path.exists() and shipped.is_file() else path
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise SpecError("study file", path, "is not a text file", _WRITE_ONE) from None
-    except OSError as error:
-        problem = f"cannot be read: {(error.strerror or 'error').lower()}"
-        raise SpecError("study file", path, problem, f"give the path of a YAML study file; {_WRITE_ONE}") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise SpecError("study file", path, f"is not YAML: {_one_line(error)}", _WRITE_ONE) from None
-    if data is None:
-        raise SpecError("study file", path, "is empty", _WRITE_ONE)
-    if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
-        raise SpecError("study file", path, "is not a mapping of fields to values", _WRITE_ONE)
-    return data
-
-
-def _one_line(error: yaml.YAMLError) -> str:
-    """Problem and place of a YAML error, without the quoted text."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem} in line {error.problem_mark.line + 1}, column {error.problem_mark.column + 1}"
-    return str(error).splitlines()[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ Flags = NDArray[np.bool_]
 COUNTERS, SAMPLED_BITS = "counters", "sampled bits"
 START_TEMPERATURE = "start_temperature_c"
 """Metric: of a trial's warmest GPU before its ranks start."""
+_EVENTS = "throttle_events"
 # Counters of throttling move in steps of up to 100 ms: two growths with less between them are one event.
 _APART_S = 0.25
 _MIN_LOAD = 0.5
@@ -58,6 +60,17 @@ def throttling_of(series: Series, start_s: float, end_s: float) -> Throttling | 
         if reason in FAULTS:
             faults.append((times, active_s))
     return Throttling(seconds, counts, sources, _overlapping(faults, start_s, end_s)) if seconds else None
+
+
+def per_minute(metrics: Mapping[str, float], window_s: float) -> dict[str, float]:
+    """Events per minute beside every count of events of a window: 60 x events / seconds.
+
+    Args:
+        metrics: `throttle_events` and `throttle_events_<reason>` among others.
+        window_s: Length of the window.
+    """
+    counts = {name: value for name, value in metrics.items() if name.startswith(_EVENTS)}
+    return {name.replace(_EVENTS, f"{_EVENTS}_per_minute"): 60.0 * count / window_s for name, count in counts.items()}
 
 
 def _from_counter(series: Series, reason: Throttle) -> tuple[Array, Array, str] | None:

@@ -94,6 +94,31 @@ def test_a_limit_that_nothing_here_measures_ends_the_study_after_the_baseline() 
     assert study.end_reason == "limits: gpu_peak_power_w_1s cannot be measured on pool laptop"
 
 
+def test_a_term_that_nothing_here_measures_is_named_beside_the_answer() -> None:
+    terms = {"tokens_per_s_per_gpu": 1.0, "joules_per_token": -1.0, "step_time_cv": 0.0}
+    study = open_pool(study_spec(objective=terms, **CONFIRM))
+    assert study.notes == [], "nothing is known before the first trial"
+    run_to_end(study, measured)
+    note = "objective: without joules_per_token, which cannot be measured on pool laptop."
+    assert study.results().notes == (note,)
+    assert note in text(study)
+
+
+def test_where_no_term_is_measured_the_study_ends_after_the_baseline() -> None:
+    study = open_pool(study_spec(objective={"joules_per_token": -1.0, "gpu_mean_power_w": -1.0}, **CONFIRM))
+    assert len(run_to_end(study, measured)) == 1
+    why = "objective: joules_per_token, gpu_mean_power_w cannot be measured on pool laptop, and nothing else counts"
+    assert study.end_reason == why
+    assert study.results().notes == ()
+
+
+def test_a_budget_of_energy_that_no_trial_tells_is_named() -> None:
+    pool = {"name": "laptop", "gpu": "cpu", "gpus_per_node": 4, "telemetry": {"vendors": ["nvidia"]}}
+    study = open_pool(study_spec(budget={"trials": 2, "energy_kwh": 1.0}, objective={"tokens_per_s_per_gpu": 1.0}, pools=[pool]))
+    run_to_end(study, measured)
+    assert study.results().notes == ("budget: energy_kwh is not kept, because no trial on pool laptop could tell its energy.",)
+
+
 @pytest.mark.parametrize("stop_after", [12, 13, 16])
 def test_a_resumed_study_confirms_only_what_is_missing(stop_after: int) -> None:
     storage = InMemoryStorage()

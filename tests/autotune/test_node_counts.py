@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from types import SimpleNamespace
@@ -225,3 +226,14 @@ def test_progress_names_the_node_count(monkeypatch):
     shown = Progress(progress.Console(), spec)
     shown._studies = studies
     assert "best on h, 1 node: " in shown._summary()
+
+
+def test_progress_tells_once_what_cannot_be_measured_here():
+    spec = spec_of(pools=[COUNTED], objective={"tokens_per_s_per_gpu": 1.0, "joules_per_token": -1.0})
+    (study, *_), stream = opened(spec), io.StringIO()
+    shown = Progress(progress.Console(file=stream, width=60), spec)
+    for _ in range(2):
+        shown.ended(study, study.finish(study.propose(), completed()))
+    first, note, second = stream.getvalue().splitlines()
+    assert note == f"{study.name}: objective: without joules_per_token, which cannot be measured on pool h."
+    assert "trial 0" in first and "trial 1" in second

@@ -189,6 +189,21 @@ def test_reasons_that_act_together_count_once_and_a_power_limit_is_no_fault():
     assert found["throttle_events_power_cap"] == 2
 
 
+def test_events_per_minute_are_those_of_the_window_alone():
+    """Two stretches of heat in the 8 s of the window and one before it are 15 a minute, one of a power limit is 7.5."""
+    hot = ((0.2, 0.6), (2.0, 3.0), (5.0, 5.5))
+
+    def reasons(second):
+        heat = (Throttle.HW_THERMAL,) if any(begin <= second < end for begin, end in hot) else ()
+        return heat + ((Throttle.POWER_CAP,) if 6.0 <= second < 7.0 else ())
+
+    found = summary(bits(reasons)).metrics
+    rates = {name.removeprefix("throttle_events_per_minute"): rate for name, rate in found.items() if "per_minute" in name}
+    assert rates.pop("") == rates.pop("_hw_thermal") == pytest.approx(15.0)
+    assert rates.pop("_power_cap") == pytest.approx(7.5)
+    assert set(rates) == {"_power_brake", "_sw_thermal", "_sync_boost", "_other"} and not any(rates.values())
+
+
 def test_one_gpu_that_tells_nothing_leaves_events_unknown():
     blind = series(index=1)
     found = summary(bits(lambda second: ()), blind)

@@ -225,7 +225,7 @@ ROOM = {"name": "room", "nodes": ["rack-0", "rack-1"], "limit_w": 1e6}
     [
         (domains(["a", "b"]), True),
         ([*domains(["a"], ["b"]), ROOM], True),
-        (domains(4), True),
+        (domains(2), True),
         (domains(["a"], ["b"]), False),
         ([], False),
     ],

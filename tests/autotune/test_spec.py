@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.errors import SpecError
+from autotune.metric_names import FAMILIES
 from autotune.spec import StudySpec, load_study, override, study_file
 from search_spaces.config import TrialConfig
 from tests.conftest import ROOT
@@ -240,6 +241,64 @@ BAD = {
         "power_domains[0].nodes: is inside itself (got 'a')",
         "list only what is below a domain",
     ),
+    "power domain of more nodes than there are": (
+        study_data(
+            pools=[{**POOL, "nodes": [2, 4]}, {**POOL, "name": "b"}],
+            power_domains=[{"name": "rack", "nodes": 6, "limit_w": 1}],
+        ),
+        "power_domains[0].nodes: is more than the 5 nodes of all pools (got 6)",
+        "give at most 5, or the names of the pools that it feeds, e.g. [laptop]",
+    ),
+    "metric of the objective": (
+        study_data(objective={"tokens_per_s_per_gpu": 1, "joule_per_token": -1}),
+        "objective.joule_per_token: is not a metric of a trial (got -1.0)",
+        "did you mean 'joules_per_token' or 'host_joules_per_token' or 'pool_wall_joules_per_token'?",
+    ),
+    "metric of a limit": (
+        study_data(limits={"gpu_peak_power": {"max": 600}}),
+        "limits.gpu_peak_power: is not a metric of a trial (got 'at most 600')",
+        "did you mean 'gpu_peak_power_w_1s' or 'gpu_peak_power_w_60s' or 'gpu_peak_power_w_10s'?",
+    ),
+    "part of a metric's name": (
+        study_data(limits={"slope": {"max": 1}}),
+        "limits.slope: is not a metric of a trial (got 'at most 1')",
+        "did you mean 'temperature_slope_c_per_min'?",
+    ),
+    "metric like no other": (
+        study_data(objective={"beauty": 1}),
+        "objective.beauty: is not a metric of a trial (got 1.0)",
+        f"known: {', '.join(FAMILIES)}",
+    ),
+    "metric of a power domain that is not there": (
+        {**powered(("rack", ["laptop"])), "limits": {"domain_rick_energy_j": {"max": 1}}},
+        "limits.domain_rick_energy_j: is not a metric of a trial (got 'at most 1')",
+        "did you mean 'domain_rack_energy_j' or 'domain_rack_mean_power_w' or 'domain_rack_peak_power_w_1s'?",
+    ),
+    "money without a price": (
+        study_data(budget={"usd": 10}, pools=[{**POOL, "usd_per_gpu_hour": 1}, {**POOL, "name": "b"}]),
+        "budget.usd: cannot be kept: pool b has no price (got 10.0)",
+        "give the pool b its `usd_per_gpu_hour`, or bound `gpu_hours`",
+    ),
+    "energy without a GPU": (
+        study_data(budget={"energy_kwh": 2}),
+        "budget.energy_kwh: cannot be kept: pool laptop has no GPU that measures it (got 2.0)",
+        "bound `gpu_hours` or `wall_time_s` instead",
+    ),
+    "field twice": (
+        "name: a\nseq_length: 1\nseed: 1\nseq_length: 2\n",
+        "seq_length: is given twice, in line 2 and again in line 4 of <file>",
+        "keep one of them",
+    ),
+    "field of a pool twice": (
+        "pools:\n  - {name: a}\n  - name: b\n    nodes: 2\n    nodes: 2\n",
+        "pools[1].nodes: is given twice, in line 4 and again in line 5 of <file>",
+        "keep one of them",
+    ),
+    "field twice in one line": (
+        "{name: a, 'name': b}\n",
+        "name: is given twice, in line 1 and again in line 1 of <file>",
+        "keep one of them",
+    ),
     "field of a pool": (
         study_data(pools=[POOL, {**POOL, "name": "b", "node": 2}]),
         "pools[1].node: is not a known field (got 2)",
@@ -268,6 +327,41 @@ def test_bad_study_file_gives_exit_code_2_and_one_message(tmp_path, monkeypatch,
     assert result.stdout == ""
     assert result.stderr == f"error: {message}\nhint: {hint}\n".replace(FILE, str(path))
     assert not (tmp_path / ".autotune").exists()
+
+
+@pytest.mark.parametrize("name", ["metric of the objective", "metric of a limit", "money without a price", "field twice"])
+def test_plan_refuses_the_same(tmp_path, name):
+    content, message, hint = BAD[name]
+    path = written(tmp_path, content)
+    result = CliRunner().invoke(app, ["plan", str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: {message}\nhint: {hint}\n".replace(FILE, str(path))
+
+
+@pytest.mark.parametrize("options", [(), ("--set", f"{TP}=1")])
+def test_check_refuses_the_gpu_that_plan_refuses(tmp_path, options):
+    path = written(tmp_path, study_data(pools=[{**POOL, "gpu": "h222"}]))
+    answers = [CliRunner().invoke(app, [verb, str(path), *more]) for verb, more in (("plan", ()), ("check", options))]
+    assert [answer.exit_code for answer in answers] == [2, 2]
+    assert answers[0].stderr == answers[1].stderr
+    assert answers[1].stderr.startswith("error: pools.laptop.gpu: is not a known GPU (got 'h222')\nhint: did you mean h200")
+
+
+def test_what_can_be_told_is_not_refused(tmp_path):
+    """A key that an alias brings is none given twice; GPUs of a CPU pool, and a launcher of one's own, may tell energy."""
+    aliased = "measurement:\n  <<: {steps: 9, warmup_steps: 3}\n  steps: 12\n"
+    data = study_data()
+    del data["measurement"]
+    path = written(tmp_path, yaml.safe_dump(data) + aliased)
+    assert (load_study(path).measurement.steps, load_study(path).measurement.warmup_steps) == (12, 3)
+    energy = {"energy_kwh": 2.0}
+    assert study_spec(budget=energy, pools=[{**POOL, "telemetry": {"vendors": ["nvidia"]}}]).budget.energy_kwh == 2.0
+    assert study_spec(budget=energy, pools=[{**POOL, "gpu": "h200"}]).budget.energy_kwh == 2.0
+    assert study_spec(budget=energy, launcher="own:Launcher").budget.energy_kwh == 2.0
+    domains = [{"name": "rack", "nodes": 5, "limit_w": 1}]
+    pools = [{**POOL, "nodes": [2, 4]}, {**POOL, "name": "b"}]
+    limits = {"domain_rack_energy_j": {"max": 1}, "pool_wall_mean_power_w_estimated": {"max": 1}, "throttle_s_other": {"max": 1}}
+    assert set(study_spec(pools=pools, power_domains=domains, limits=limits).limits) == set(limits)
 
 
 @pytest.mark.parametrize(

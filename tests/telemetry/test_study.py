@@ -13,6 +13,7 @@ import pytest
 import yaml
 from mlflow import MlflowClient
 
+from autotune.metric_names import metric_names
 from autotune.records import Phase
 from autotune.results import read_results
 from autotune.state_folder import StateFolder
@@ -45,7 +46,9 @@ def run(tmp_path, script, **changes):
     assert done.returncode == 0, done.stderr[-3000:]
 
     folder = StateFolder(tmp_path / "state" / "measured")
-    return folder, read_results(folder.read_spec(), folder)[0].records
+    records = read_results(folder.read_spec(), folder)[0].records
+    assert all(set(record.metrics) <= set(metric_names()) for record in records)
+    return folder, records
 
 
 @pytest.mark.acceptance
