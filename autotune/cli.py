@@ -140,11 +140,13 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Run a study: real trials until the budget is spent, then the winner against the baseline. Ctrl-C ends it cleanly (130)."""
+    from autotune.baseline import check_baseline
     from autotune.simulation import simulated
     from autotune.spec import load_study, study_file
 
     spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
     spec = simulated(spec) if simulate else spec
+    check_baseline(spec)
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from autotune.metrics import derived
 from autotune.ledger import Refusals
+from autotune.metrics import derived
 from autotune.objective import Objective
 from autotune.outlook import memory_of, predicted_log
 from autotune.plan import DOES_NOT_FIT

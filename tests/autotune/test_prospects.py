@@ -1,4 +1,4 @@
-"""What should not be tried next is said so with its reason, is never the next to try, and says nothing of how sharp the optimum is."""
+"""What should not be tried is told with its reason, is never the next to try, and says nothing of how sharp the optimum is."""
 
 from __future__ import annotations
 
