@@ -195,8 +195,8 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         _print_json(results_json(results))
     else:
         console.print(final_report(results, spec.measurement.warmup_steps))
-        hints = f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
-        console.print(hints)
+        won = f"   winner's arguments: [bold]autotune export {spec.name}[/bold]" if any(result.best for result in results) else ""
+        console.print(f"MLflow: [bold]autotune ui {spec.name}[/bold]{won}")
     if any(result.end_reason == STOPPED_BY_USER for result in results):
         raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):
