@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from autotune.doctor.command import register_doctor
@@ -20,6 +19,7 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
 from autotune.sync_command import register_sync
+from autotune.terminal import terminal
 
 app = typer.Typer(
     name="autotune",
@@ -28,8 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
-_errors = Console(stderr=True)
+console = terminal()
+_errors = terminal(stderr=True)
 
 StudyFile = Annotated[str, typer.Argument(help="Study file (`autotune init` writes one), or `quickstart`", show_default=False)]
 StudyName = Annotated[str, typer.Argument(help="Study file, state folder, or name of a study", show_default=False)]

@@ -35,6 +35,13 @@ def throughput(record: TrialRecord) -> str:
     return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]{disturbed}"
 
 
+def remark(record: TrialRecord) -> str:
+    """In one line why a trial failed, or which limits it crosses; empty where it completed within all."""
+    if record.outcome is not Outcome.COMPLETED:
+        return record.detail.splitlines()[0] if record.detail else ""
+    return f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
+
+
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
     """Winner against baseline for each pool and node count, what was refused and what failed, and which is best."""
     parts: list[RenderableType] = [_pool_report(result, warmup_steps) for result in results]
@@ -102,7 +109,7 @@ def failure_table(result: PoolResults) -> Table:
         table.add_column(heading)
     for outcome, count in result.outcomes.most_common():
         last = [record for record in result.records if record.outcome is outcome][-1]
-        table.add_row(outcome.value, str(count), f"trial {last.number}: {(last.detail.splitlines() or [''])[0]}")
+        table.add_row(outcome.value, str(count), f"trial {last.number}: {remark(last)}")
     return table
 
 
@@ -222,10 +229,8 @@ def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str
         table.add_column(heading, overflow="ellipsis", no_wrap=True)
     for record in records:
         failed = record.outcome is not Outcome.COMPLETED
-        why = record.detail.splitlines()[0] if failed and record.detail else ""
-        table.add_row(
-            record.study, str(record.number), throughput(record), short(record.config), why, style="dim" if failed else ""
-        )
+        cells = record.study, str(record.number), throughput(record), short(record.config), remark(record)
+        table.add_row(*cells, style="dim" if failed else "")
     for study, number, config in running:
         table.add_row(study, number, "running", config, "", style="cyan")
     return table
