@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autotune.baseline import check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.launchable import accepted
@@ -21,7 +22,7 @@ from autotune.machines import machines_of
 from autotune.spec import StudySpec, pool_title
 from autotune.study import launcher_of
 from launchers.base import Launcher
-from search_spaces.check import Verdict, explain
+from search_spaces.check import Verdict
 from search_spaces.choices import parse_value
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
@@ -131,9 +132,10 @@ def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> Che
     """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`.
 
     Raises:
-        SpecError: for a GPU that nothing is known of.
+        SpecError: for a GPU that nothing is known of, or a baseline that is not legal on one of the pools.
     """
     _known_gpus(spec)
+    check_baseline(spec, megatron)
     return CheckedStudy(tuple(_check_pool(spec, pool, launcher_of(spec, pool), megatron) for pool in spec.studied_pools))
 
 
@@ -171,13 +173,7 @@ def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | 
         SpecError: for a GPU that nothing is known of.
     """
     _known_gpus(spec)
-    verdicts = {}
-    for pool in spec.studied_pools:
-        verdict = explain(workload := spec.workload(pool, megatron), config)
-        if verdict.legal and (refusals := launcher_of(spec, pool).refusals(workload, config)):
-            verdict = Verdict(False, refusals, None, {})
-        verdicts[pool_title(spec, pool)] = verdict
-    return CheckedConfiguration(verdicts)
+    return CheckedConfiguration({pool_title(spec, pool): verdict_on(spec, pool, config, megatron) for pool in spec.studied_pools})
 
 
 def _verdict_text(pool: str, verdict: Verdict) -> Text:

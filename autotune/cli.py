@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from autotune.doctor.command import register_doctor
@@ -20,6 +19,7 @@ from autotune.errors import AutotuneError, SpecError
 from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
 from autotune.sync_command import register_sync
+from autotune.terminal import terminal
 
 app = typer.Typer(
     name="autotune",
@@ -28,8 +28,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-console = Console()
-_errors = Console(stderr=True)
+console = terminal()
+_errors = terminal(stderr=True)
 
 StudyFile = Annotated[str, typer.Argument(help="Study file (`autotune init` writes one), or `quickstart`", show_default=False)]
 StudyName = Annotated[str, typer.Argument(help="Study file, state folder, or name of a study", show_default=False)]
@@ -140,11 +140,13 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Run a study: real trials until the budget is spent, then the winner against the baseline. Ctrl-C ends it cleanly (130)."""
+    from autotune.baseline import check_baseline
     from autotune.simulation import simulated
     from autotune.spec import load_study, study_file
 
     spec = load_study(study_file(study), {"storage": storage, "tracking_uri": tracking_uri, "budget": _budget(trials)})
     spec = simulated(spec) if simulate else spec
+    check_baseline(spec)
     folder = StateFolder(root / spec.name)
     if print_command:
         from autotune.export import first_command
@@ -193,8 +195,8 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
         _print_json(results_json(results))
     else:
         console.print(final_report(results, spec.measurement.warmup_steps))
-        hints = f"MLflow: [bold]autotune ui {spec.name}[/bold]   winner's arguments: [bold]autotune export {spec.name}[/bold]"
-        console.print(hints)
+        won = f"   winner's arguments: [bold]autotune export {spec.name}[/bold]" if any(result.best for result in results) else ""
+        console.print(f"MLflow: [bold]autotune ui {spec.name}[/bold]{won}")
     if any(result.end_reason == STOPPED_BY_USER for result in results):
         raise typer.Exit(EXIT_CODE)
     if not any(result.best for result in results):

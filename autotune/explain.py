@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +34,7 @@ class Neighbour:
         ratio: Its tokens/s over the winner's.
         origin: Whether that was measured, or is what physics predicts; predictions of both are compared then.
         row: Its row in the table.
+        why_not: Why it should not be tried; empty where nothing is known against it.
     """
 
     knob: str
@@ -41,6 +42,7 @@ class Neighbour:
     ratio: float
     origin: Literal["measured", "predicted"]
     row: int
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class Explanation:
     Attributes:
         importance: Share of the variance of ln(tokens/s) over the measured trials that each knob explains, largest first
             (functional ANOVA, Hutter et al. 2014, as in Optuna); empty with fewer than eight measured trials.
-        neighbours: One step from the winner, best first.
-        next_to_try: The untried neighbour of which most is predicted; None where all were tried or nothing is predicted.
+        neighbours: One step from the winner: those that nothing speaks against, best first, then the others.
+        next_to_try: The untried neighbour of which most is predicted, of those that nothing speaks against; None without any.
     """
 
     importance: dict[str, float]
@@ -60,14 +62,23 @@ class Explanation:
 
     @property
     def shape(self) -> Literal["broad", "sharp", "unknown"]:
-        """Whether the median step away from the winner costs less than 3 %."""
-        if not self.neighbours:
+        """Whether the median step away from the winner costs less than 3 %; steps to what should not be tried do not count."""
+        ratios = [neighbour.ratio for neighbour in self.neighbours if not neighbour.why_not]
+        if not ratios:
             return "unknown"
-        return "broad" if np.median([neighbour.ratio for neighbour in self.neighbours]) > 1 - _BROAD else "sharp"
+        return "broad" if np.median(ratios) > 1 - _BROAD else "sharp"
+
+
+def _nothing(_: int) -> str:
+    return ""
 
 
 def explain(
-    winner: TrialRecord, records: Sequence[TrialRecord], table: CandidateTable, predicted: Floats | None = None
+    winner: TrialRecord,
+    records: Sequence[TrialRecord],
+    table: CandidateTable,
+    predicted: Floats | None = None,
+    why_not: Callable[[int], str] = _nothing,
 ) -> Explanation:
     """Explain a winner.
 
@@ -76,10 +87,12 @@ def explain(
         records: All ended trials of its study.
         table: The candidates.
         predicted: Tokens/s per GPU that physics predicts for every row, float (rows,); none = nothing is predicted.
+        why_not: Why the candidate in a row should not be tried; empty where nothing speaks against it.
     """
     measured = _measured(records, table)
-    neighbours = _neighbours(winner, measured, table, predicted)
-    untried = [neighbour for neighbour in neighbours if neighbour.origin == "predicted" and not _tried(records, table, neighbour)]
+    found = [replace(one, why_not=why_not(one.row)) for one in _neighbours(winner, measured, table, predicted)]
+    neighbours = sorted(found, key=lambda neighbour: (bool(neighbour.why_not), -neighbour.ratio))
+    untried = [one for one in neighbours if one.origin == "predicted" and not one.why_not and not _tried(records, table, one)]
     return Explanation(_importance(measured, table), tuple(neighbours), untried[0] if untried else None)
 
 
@@ -112,7 +125,7 @@ def _neighbours(
             found.append(Neighbour(knob, value, measured[row] / winner.metrics[THROUGHPUT], "measured", row))
         elif predicted is not None:
             found.append(Neighbour(knob, value, float(predicted[row] / predicted[here]), "predicted", row))
-    return sorted(found, key=lambda neighbour: -neighbour.ratio)
+    return found
 
 
 def _one_step(matrix: npt.NDArray[np.int16], here: int) -> list[tuple[int, int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from autotune.explain import Explanation, Neighbour, explain
 from autotune.objective import Objective
+from autotune.prospects import Prospects
 from autotune.records import TrialRecord
 from search_spaces.candidates import CandidateTable
 from search_spaces.prediction import Predictions
@@ -16,26 +17,18 @@ _MOST = 4
 _NAMED_SHARE = 0.02
 
 
-def explanation_lines(
-    winner: TrialRecord,
-    baseline: TrialRecord | None,
-    records: Sequence[TrialRecord],
-    table: CandidateTable,
-    predictions: Predictions | None,
-    objective: Objective,
-) -> list[str]:
+def explanation_lines(winner: TrialRecord, baseline: TrialRecord | None, prospects: Prospects) -> list[str]:
     """Everything that a study tells beside its winner.
 
     Args:
         winner: A completed trial.
         baseline: What it is compared with; None where that did not complete.
-        records: All ended trials.
-        table: The candidates.
-        predictions: Of the table's rows; None where nothing is predicted.
-        objective: With the limits.
+        prospects: What the study knows of its candidates.
     """
-    found = explain(winner, records, table, None if predictions is None else np.asarray(predictions.tokens_per_s_per_gpu))
-    lines = [_importance(found), _around(found), _next(found), _slack(winner, objective)]
+    table, predictions = prospects.table, prospects.predictions
+    predicted = None if predictions is None else np.asarray(predictions.tokens_per_s_per_gpu)
+    found = explain(winner, prospects.records, table, predicted, partial(prospects.why_not, winner=winner))
+    lines = [_importance(found), _around(found), _ruled_out(found), _next(found), _slack(winner, prospects.objective)]
     if predictions is not None and baseline is not None and baseline.config != winner.config:
         lines.append(_split(winner, baseline, table, predictions))
     return [line for line in lines if line]
@@ -47,15 +40,21 @@ def _importance(found: Explanation) -> str:
 
 
 def _around(found: Explanation) -> str:
-    if not found.neighbours:
-        return ""
-    steps = ", ".join(_neighbour(one) for one in found.neighbours[:_MOST])
-    return f"One step from the winner (a {found.shape} optimum): {steps}."
+    steps = ", ".join([_neighbour(one) for one in found.neighbours if not one.why_not][:_MOST])
+    return f"One step from the winner (a {found.shape} optimum): {steps}." if steps else ""
+
+
+def _ruled_out(found: Explanation) -> str:
+    """The steps that should not be taken, those that promise most first."""
+    steps = "; ".join([f"{_neighbour(one)} ({one.why_not})" for one in found.neighbours if one.why_not][:_MOST])
+    return f"One step from the winner, but ruled out: {steps}." if steps else ""
 
 
 def _next(found: Explanation) -> str:
-    one = found.next_to_try
-    return f"Next to try: {_neighbour(one)}." if one is not None else ""
+    if found.next_to_try is not None:
+        return f"Next to try: {_neighbour(found.next_to_try)}."
+    ruled_out = any(one.why_not and one.origin == "predicted" for one in found.neighbours)
+    return "Next to try: nothing that is one step away; what is left there is ruled out." if ruled_out else ""
 
 
 def _neighbour(one: Neighbour) -> str:

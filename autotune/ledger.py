@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.budget import Spent, spent
@@ -16,9 +17,14 @@ from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
 from launchers.outcome import Outcome
 from search_spaces.candidates import CandidateTable
+from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
+from search_spaces.legality import Violation
 from search_spaces.model import Workload
 from search_spaces.prediction import Predictions
+
+Refusals = Callable[[TrialConfig], Sequence[Violation]]
+"""What forbids to launch a configuration."""
 
 
 class Ledger:
@@ -149,15 +155,23 @@ class Ledger:
         completed = [record for record in self.records if record.outcome is Outcome.COMPLETED]
         return min(completed, key=self.infeasibility, default=None)
 
-    def explained(self, table: CandidateTable, predictions: Predictions | None) -> list[str]:
-        """What explains the winner, a line each; nothing where there is none, or several in a Pareto study."""
+    def explained(self, table: CandidateTable, predictions: Predictions | None, refusals: Refusals) -> list[str]:
+        """What explains the winner, a line each; nothing where there is none, or several in a Pareto study.
+
+        Args:
+            table: The candidates.
+            predictions: Of its rows; None where nothing is predicted.
+            refusals: What forbids to launch a configuration.
+        """
         best = self.best()
         if best is None or self.objective is None or self._spec.pareto:
             return []
         from autotune.explain_text import explanation_lines  # importance takes a while to import
+        from autotune.prospects import Prospects
 
         baselines = [record for record in self.records if record.phase is Phase.BASELINE and record.outcome is Outcome.COMPLETED]
-        return explanation_lines(best, baselines[-1] if baselines else None, self.records, table, predictions, self.objective)
+        prospects = Prospects(table, self.records, predictions, self.objective, self._pool, refusals)
+        return explanation_lines(best, baselines[-1] if baselines else None, prospects)
 
     def _relative_to(self, record: TrialRecord) -> Objective:
         """The objective; relative to this measured trial where there was none."""

@@ -152,11 +152,15 @@ def outlook_of(
     elsewhere = expects.elsewhere(past) if past else None
     if predictions is None:
         return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere)
+    return Outlook(score[:rows], features, memory_of(table, predictions), expects.bounds(predictions, past), past, elsewhere)
+
+
+def memory_of(table: CandidateTable, predictions: Predictions) -> Memory:
+    """Predicted memory of every row of a table."""
     load = np.log(predictions.memory.device_gib / predictions.machines.gpu.memory_gib)
-    recompute = pack([table.columns.column(name) for name in _RECOMPUTE], rows)
-    program = pack([table.columns.column(name) for name in table.knobs if name not in _LIMITS], rows)
-    memory = Memory(load, recompute, np.log(predictions.memory.memory_gib), program)
-    return Outlook(score[:rows], features, memory, expects.bounds(predictions, past), past, elsewhere)
+    recompute = pack([table.columns.column(name) for name in _RECOMPUTE], len(table))
+    program = pack([table.columns.column(name) for name in table.knobs if name not in _LIMITS], len(table))
+    return Memory(load, recompute, np.log(predictions.memory.memory_gib), program)
 
 
 def knob_features(table: CandidateTable) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.metric_names import may_be_zero
 from autotune.pareto import Point
-from autotune.records import Phase, short
+from autotune.records import Phase, counted, short
 from autotune.results import PoolResults
 
 
@@ -17,7 +17,8 @@ def front_lines(result: PoolResults) -> list[str]:
         return []
     confirmed = "confirmed" if _is_confirmed(result.front[0]) else "explored, none confirmed"
     volume = f"{result.hypervolume:.3g}" if result.hypervolume is not None else "unknown"
-    heading = f"Pareto front: {len(result.front)} configurations ({confirmed}); hypervolume {volume}, of the reference alone 1."
+    size = counted(len(result.front), "configuration")
+    heading = f"Pareto front: {size} ({confirmed}); hypervolume {volume}, of the reference alone 1."
     return [heading, *(_line(point) for point in result.front)]
 
 

@@ -111,9 +111,11 @@ def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_p
 
 def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
     """Plan every pool; write the figures if asked for."""
+    from autotune.baseline import check_baseline
     from autotune.plan import compares_power, plan_pool
     from autotune.plan_text import PlansAnswer
 
+    check_baseline(spec, megatron)
     plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
     if output is not None:
         from autotune.plan_figures import write_html

@@ -140,7 +140,8 @@ class PoolStudy:
     def close(self) -> None:
         """Keep the reason of the end, what explains the winner, and what the trials say of the machines."""
         self._optuna.set_user_attr(END_REASON, self.end_reason)
-        self._optuna.set_user_attr(EXPLANATION, self._ledger.explained(self.table, self.refit.predictions(news=0.0)))
+        explained = self._ledger.explained(self.table, self.refit.predictions(news=0.0), self.violations)
+        self._optuna.set_user_attr(EXPLANATION, explained)
 
     def propose(self) -> Proposal | None:
         """The next trial to launch; None where there is none now, or, with `end_reason` set, where the study ends.

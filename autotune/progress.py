@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a live table on a terminal, one line per trial elsewhere."""
+"""What a person sees while a study runs: a live table on a terminal; elsewhere a line per trial, and now and then what is left."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rich.text import Text
 
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
-from autotune.records import TrialRecord, short
-from autotune.report import throughput, trial_table
+from autotune.records import Phase, TrialRecord, short
+from autotune.report import remark, throughput, trial_table
 from autotune.spec import StudySpec, pool_title
 from launchers.outcome import Outcome
 
 _ROWS = 14
+_FORECAST_EVERY = 5  # trials
 
 
 class Progress:
@@ -34,6 +35,7 @@ class Progress:
         self._recent: list[TrialRecord] = []
         self._refused = 0
         self._told: set[str] = set()
+        self._explored = 0
         self._started_s = time.time()
         self._launched_before = 0
 
@@ -69,10 +71,12 @@ class Progress:
         self._running.pop(study.name, None)
         self._recent = [*self._recent, record][-_ROWS:]
         if self._live is None:
-            why = record.detail.splitlines()[0] if record.outcome is not Outcome.COMPLETED and record.detail else ""
             best = f"   best so far: trial {study.best.number}" if study.best else ""
-            line = f"{record.study} trial {record.number}: {throughput(record)}  {short(record.config)}  {why}{best}"
-            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+            shown = f"{throughput(record)}  {short(record.config)}  {remark(record)}"
+            self._line(f"{record.study} trial {record.number}: {shown}{best}")
+            self._explored += record.phase is not Phase.CONFIRM
+            if record.phase is not Phase.CONFIRM and self._explored % _FORECAST_EVERY == 0:
+                self._line(f"{self._spec.name}: {self._summary()}")
         self._tell_notes(study)
         self._draw()
 
@@ -81,7 +85,10 @@ class Progress:
         for line in (f"{study.name}: {note}" for note in study.notes):
             if line not in self._told:
                 self._told.add(line)
-                self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+                self._line(line)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     def _draw(self) -> None:
         if self._live:

@@ -145,6 +145,11 @@ def short(config: TrialConfig) -> str:
     return " ".join(parts) or "Megatron's defaults"
 
 
+def counted(count: int, one: str) -> str:
+    """A number of things whose plural ends in s."""
+    return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"
+
+
 RECORD_ATTRIBUTE = "record"
 _RECORD = TypeAdapter(TrialRecord)
 

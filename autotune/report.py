@@ -17,7 +17,7 @@ from autotune.doctor.finding import Finding, Status
 from autotune.memory_growth import growth_words
 from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
-from autotune.records import TrialRecord, short
+from autotune.records import Phase, TrialRecord, counted, short
 from autotune.results import PoolResults, run_spread_of, speedup
 from autotune.settling import UNSETTLED
 from autotune.wall_metrics import wall_words
@@ -33,6 +33,13 @@ def throughput(record: TrialRecord) -> str:
     low, high = metrics["tokens_per_s_per_gpu_low"], metrics["tokens_per_s_per_gpu_high"]
     disturbed = " disturbed" if record.contaminated else ""
     return f"{metrics['tokens_per_s_per_gpu']:,.0f} [{low:,.0f}, {high:,.0f}]{disturbed}"
+
+
+def remark(record: TrialRecord) -> str:
+    """In one line why a trial failed, or which limits it crosses; empty where it completed within all."""
+    if record.outcome is not Outcome.COMPLETED:
+        return record.detail.splitlines()[0] if record.detail else ""
+    return f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
@@ -65,7 +72,8 @@ def _contaminated(result: PoolResults) -> list[str]:
         return []
     shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
     among = f", {' and '.join(shown)} among them" if shown else ""
-    return [f"{len(found)} trials were disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
+    were = "was" if len(found) == 1 else "were"
+    return [f"{counted(len(found), 'trial')} {were} disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
 
 
 def _at_the_wall(result: PoolResults) -> list[str]:
@@ -77,12 +85,15 @@ def _at_the_wall(result: PoolResults) -> list[str]:
 
 def _unsettled(result: PoolResults) -> list[str]:
     """Which confirming runs were measured before their GPUs were warm, with the last reason."""
-    heat = [(record.number, record.environment.get("telemetry.heat", "")) for record in result.records]
+    measured = [record for record in result.records if record.outcome is Outcome.COMPLETED]
+    heat = [(record.number, record.environment.get("telemetry.heat", "")) for record in measured]
     found = [(number, why) for number, why in heat if why.startswith(UNSETTLED)]
     if not found:
         return []
     number, why = found[-1]
-    return [f"{len(found)} confirming runs were measured before their GPUs were warm; trial {number}: temperatures {why}."]
+    measured_before = "was measured before its" if len(found) == 1 else "were measured before their"
+    runs = counted(len(found), "confirming run")
+    return [f"{runs} {measured_before} GPUs were warm; trial {number}: temperatures {why}."]
 
 
 def _growing(result: PoolResults) -> list[str]:
@@ -98,23 +109,31 @@ def failure_table(result: PoolResults) -> Table:
         table.add_column(heading)
     for outcome, count in result.outcomes.most_common():
         last = [record for record in result.records if record.outcome is outcome][-1]
-        table.add_row(outcome.value, str(count), f"trial {last.number}: {(last.detail.splitlines() or [''])[0]}")
+        table.add_row(outcome.value, str(count), f"trial {last.number}: {remark(last)}")
     return table
 
 
 def _verdict(result: PoolResults, warmup_steps: int) -> str:
     if result.best is None:
-        return _nothing_best(result)
+        return nothing_best(result)
     if result.front:
         return "No configuration of the front is beaten by another one in every term."
     if result.baseline is None:
-        return "The baseline did not complete, so there is nothing to compare the winner with."
+        return _no_baseline(result)
     if result.best.config == result.baseline.config:
         return "Nothing beat the baseline."
     return _faster(result, result.best, result.baseline, warmup_steps) + _learning(result.best.config, result.baseline.config)
 
 
-def _nothing_best(result: PoolResults) -> str:
+def _no_baseline(result: PoolResults) -> str:
+    """Why the winner is compared with nothing."""
+    tried = [record for record in result.records if record.phase is Phase.BASELINE]
+    how = f"{tried[-1].outcome.value}: {(tried[-1].detail.splitlines() or [''])[0]}" if tried else "it was not tried"
+    return f"The baseline did not complete ({how}), so there is nothing to compare the winner with."
+
+
+def nothing_best(result: PoolResults) -> str:
+    """Why a study has no winner: nothing completed, or which limits the nearest trial crosses, and by how much."""
     if result.nearest is None:
         return "No feasible configuration: not one trial completed."
     broken = "; ".join(violation.message for violation in result.nearest.violations)
@@ -210,10 +229,8 @@ def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str
         table.add_column(heading, overflow="ellipsis", no_wrap=True)
     for record in records:
         failed = record.outcome is not Outcome.COMPLETED
-        why = record.detail.splitlines()[0] if failed and record.detail else ""
-        table.add_row(
-            record.study, str(record.number), throughput(record), short(record.config), why, style="dim" if failed else ""
-        )
+        cells = record.study, str(record.number), throughput(record), short(record.config), remark(record)
+        table.add_row(*cells, style="dim" if failed else "")
     for study, number, config in running:
         table.add_row(study, number, "running", config, "", style="cyan")
     return table

@@ -6,7 +6,7 @@ import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -57,10 +57,10 @@ class StateFolder:
         """
         return load_study(self.path / _SPEC)
 
-    def write_best(self, pool: str, record: TrialRecord) -> None:
-        """The best configuration so far of one pool; the file is there from the first completed trial on."""
+    def write_best(self, pool: str, record: TrialRecord, notes: Sequence[str] = ()) -> None:
+        """The best configuration so far of one pool, with what must be said of it; there from the first completed trial on."""
         best = {"trial": record.number, "config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)}
-        _write(self.path / f"best-{pool}.json", json.dumps(best, indent=2) + "\n")
+        _write(self.path / f"best-{pool}.json", json.dumps({**best, "notes": list(notes)}, indent=2) + "\n")
 
     def driver(self) -> Driver | None:
         """The driver that is running on this machine now; None where none is."""

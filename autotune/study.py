@@ -207,7 +207,7 @@ def _run(
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
         if (best := study.best) is not None and best.number == record.number:
-            folder.write_best(pool_key(spec, study.pool), record)
+            folder.write_best(pool_key(spec, study.pool), record, note(spec))
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, storage, on_record, address)

@@ -59,9 +59,19 @@ def free_port(address: str = "") -> int:
         return int(probe.getsockname()[1])
 
 
+PER_NODE = ("$NODE_RANK", "$MASTER_ADDR")
+"""In the words of a command for several nodes: which of them runs it, from 0, and the address of the first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that a person could type."""
+    """A command that a person could type, the same on every node.
+
+    Attributes:
+        argv: Its words, in which what `PER_NODE` names is set on each node.
+        env: Environment variables that it needs.
+        cwd: Folder to run it in; None = any.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]

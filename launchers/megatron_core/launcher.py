@@ -13,6 +13,9 @@ from search_spaces.config import Knob, TrialConfig, knobs
 from search_spaces.legality import Violation
 from search_spaces.model import ModelSpec, Workload
 
+MASTER_PORT = 29500
+"""Where the ranks of a command for several nodes meet; torchrun's own default."""
+
 _NEEDS_GROUPED_GEMM = "needs grouped expert matrices, which Transformer Engine has for CUDA only"
 
 
@@ -46,14 +49,26 @@ class MegatronCoreLauncher:
         ).to_dict()
 
     def command(self, workload: Workload, config: TrialConfig, folder: Path, *, steps: int, seed: int) -> Command:
-        """A torchrun command line for one node; writes the job into `folder`."""
+        """A torchrun command line, the same on every node; writes the job into `folder`, which all nodes must see."""
         folder.mkdir(parents=True, exist_ok=True)
         job_file = folder / "job.json"
         job_file.write_text(json.dumps(self.job(workload, config, steps=steps, seed=seed), indent=1))
         program = Path(__file__).resolve().parent / "trial.py"
-        ranks = f"--nproc-per-node={workload.world_size}"
-        argv = ("torchrun", "--standalone", ranks, str(program), str(job_file))
+        argv = ("torchrun", *_nodes(workload), str(program), str(job_file))
         return Command(argv, {"OMP_NUM_THREADS": "1"} if workload.device == "cpu" else {})
+
+
+def _nodes(workload: Workload) -> tuple[str, ...]:
+    """Torchrun's options for how many nodes and ranks there are, and where they meet.
+
+    Of several nodes the static rendezvous is used: with the others torchrun ignores `--node-rank` (its help says so).
+    """
+    per_node = min(workload.gpus_per_node or workload.world_size, workload.world_size)
+    ranks = f"--nproc-per-node={per_node}"
+    if per_node == workload.world_size:
+        return "--standalone", ranks
+    meeting = f"--rdzv-endpoint=$MASTER_ADDR:{MASTER_PORT}"
+    return f"--nnodes={workload.world_size // per_node}", ranks, "--node-rank=$NODE_RANK", "--rdzv-backend=static", meeting
 
 
 def _shapes(model: ModelSpec) -> dict[str, Any]:

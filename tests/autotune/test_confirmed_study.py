@@ -210,3 +210,20 @@ def test_runs_that_were_measured_before_their_gpus_were_warm_are_named() -> None
     assert told in text(study)
     run_to_end(still := open_pool(study_spec(**CONFIRM)), measured)
     assert "warm" not in text(still)
+
+
+def test_one_run_before_its_gpus_were_warm_is_one_and_a_lost_one_was_never_measured() -> None:
+    why = "not settled within 600 s: 2.00 C/min over 60 s"
+    seen: list[Proposal] = []
+
+    def drifting_once_and_lost_once(proposal: Proposal) -> TrialResult:
+        seen.extend([proposal] if proposal.phase is Phase.CONFIRM else [])
+        result = replace(measured(proposal), settled=Settled(2, why) if seen[:1] == [proposal] or seen[1:2] == [proposal] else None)
+        return replace(result, outcome=Outcome.LOST, detail="killed") if seen[1:2] == [proposal] else result
+
+    study = open_pool(study_spec(**CONFIRM))
+    run_to_end(study, drifting_once_and_lost_once)
+    lost = [ended for ended in study.records if ended.outcome is Outcome.LOST]
+    assert [ended.number for ended in lost] == [seen[1].trial.number]
+    first = seen[0].trial.number
+    assert f"1 confirming run was measured before its GPUs were warm; trial {first}: temperatures {why}." in text(study)

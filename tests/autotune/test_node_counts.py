@@ -215,7 +215,7 @@ def test_the_command_of_trial_1_is_shown_for_each_node_count(tmp_path):
     path.write_text(yaml.safe_dump(study_data(pools=[COUNTED])))
     shown = run(tmp_path, "tune", str(path), "--print-command").stdout
     for nodes in COUNTED["nodes"]:
-        assert f"# pool h, {nodes} node(s), on each:" in shown
+        assert f"# pool h, {'1 node' if nodes == 1 else f'{nodes} nodes; run it on each of the {nodes} nodes'}" in shown
         assert (tmp_path / "case" / "first-trial" / f"h@{nodes}").is_dir()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from launchers import megatron_core
-from launchers.base import StepRecord
+from launchers.base import StepRecord, free_port
 from launchers.megatron_core.job import Job
-from launchers.megatron_core.launcher import MegatronCoreLauncher
+from launchers.megatron_core.launcher import MASTER_PORT, MegatronCoreLauncher
 from search_spaces.config import TrialConfig
 from search_spaces.model import ModelSpec, Workload
 from tests.launchers.megatron_harness import warm_trials
@@ -100,6 +100,26 @@ def test_torchrun_command_needs_only_torch_and_megatron(tmp_path: Path) -> None:
     records = [StepRecord(**{name: value for name, value in event.items() if name != "event"}) for event in events]
     assert [record.iteration for record in records] == [1, 2]
     assert all(record.loss > 0 and record.tokens == 64 for record in records)
+
+
+def test_the_command_of_several_nodes_runs_when_each_of_them_runs_it(tmp_path: Path) -> None:
+    workload = _workload().model_copy(update={"gpus_per_node": 1})
+    config = TrialConfig(tensor_model_parallel_size=2, sequence_parallel=True, precision="fp32")
+    command = LAUNCHER.command(workload, config, tmp_path / "trial", steps=2, seed=1)
+    assert "--nnodes=2" in command.argv and "--nproc-per-node=1" in command.argv
+    line = " ".join(command.argv).replace(f":{MASTER_PORT}", f":{free_port('127.0.0.1')}")
+    bin_folder = Path(sys.executable).parent
+    here = {**os.environ, **command.env, "PATH": f"{bin_folder}:{os.environ['PATH']}", "MASTER_ADDR": "127.0.0.1"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    nodes = [subprocess.Popen(["bash", "-c", f"exec {line}"], env={**here, "NODE_RANK": rank}, **pipes) for rank in ("0", "1")]
+    try:
+        shown = [node.communicate(timeout=170) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert [node.returncode for node in nodes] == [0, 0], shown
+    steps = [[line for line in out.splitlines() if line.startswith("{")] for out, _ in shown]
+    assert [len(lines) for lines in steps] == [0, 2], "the last rank, which reports, is on the node of the highest NODE_RANK"
 
 
 def test_run_by_path_exposes_nothing_beside_the_package(tmp_path: Path) -> None:

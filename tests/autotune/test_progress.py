@@ -1,0 +1,79 @@
+"""Where there is no terminal, what is left and what crosses a limit is told as well, and no line is cut or broken."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autotune.pool_study import PoolStudy
+from autotune.progress import Progress
+from autotune.records import TrialResult
+from autotune.report import remark, trial_table
+from autotune.spec import StudySpec
+from autotune.state_folder import StateFolder
+from autotune.storage import open_storage
+from launchers.outcome import Outcome
+from tests.autotune.study_cases import NoLauncher, completed, failed, open_pool, step_seconds, study_spec
+
+
+def watched(spec: StudySpec, trials: int, width: int = 500) -> tuple[PoolStudy, str]:
+    """A study of so many trials, and what was printed of it to a file."""
+    output = io.StringIO()
+    with Progress(Console(file=output, width=width), spec) as progress:
+        study = open_pool(spec)
+        study._on_record = progress.ended
+        progress.opened([study])
+        for _ in range(trials):
+            proposal = study.propose()
+            assert proposal is not None
+            study.finish(proposal, completed(step_seconds(proposal.config)))
+    return study, output.getvalue()
+
+
+def test_every_fifth_trial_says_what_is_left_and_what_the_next_may_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PoolStudy, "outlook", property(lambda _: (0.02, 0.4)))
+    study, shown = watched(study_spec(budget={"trials": 40}), 11)
+    told = [line for line in shown.splitlines() if line.startswith("case: ")]
+    assert [line.split("   ")[0] for line in told] == ["case: 5 of 40 trials", "case: 10 of 40 trials"]
+    assert all("next on laptop: +2.0% expected, 40% chance of 1 % more" in line and " left" in line for line in told)
+    assert study.launched == 11
+
+
+def test_a_trial_that_crosses_a_limit_says_so_on_its_line_and_in_the_table() -> None:
+    study, shown = watched(study_spec(limits={"step_time_s": {"max": 0.1}}), 10)
+    lines = [line for line in shown.splitlines() if " trial " in line]
+    crossing = [ended for ended in study.records if ended.violations and ended.outcome is Outcome.COMPLETED]
+    assert 0 < len(crossing) < 10
+    for ended in study.records:
+        (line,) = [line for line in lines if f" trial {ended.number}: " in line] or [""]
+        assert ("over a limit: step_time_s " in line) == (ended in crossing)
+        assert not line or remark(ended) in line
+    table = Console(file=io.StringIO(), width=500, record=True)
+    table.print(trial_table(crossing))
+    assert "beyond its limit (at most 0.1)" in table.export_text()
+
+
+def test_why_a_trial_failed_is_one_line() -> None:
+    study = open_pool(study_spec())
+    ended = study.finish(study.propose(), failed(Outcome.OOM))
+    assert remark(ended) == "told to end as OOM"
+
+
+def test_nothing_is_cut_where_the_output_is_no_terminal(tmp_path: Path) -> None:
+    spec, folder = study_spec(launcher="simulated"), StateFolder(tmp_path / "case")
+    folder.write_spec(spec)
+    study = PoolStudy(spec, spec.pools[0], NoLauncher(), open_storage(None, folder.path), lambda owner, record: None)
+    proposal = study.propose()
+    assert proposal is not None
+    why = "a reason of many words " * 8 + "the end"
+    study.finish(proposal, TrialResult(Outcome.CRASHED, why))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "autotune.cli", "status", "case", "--state", str(tmp_path)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment).stdout
+    assert why in shown
