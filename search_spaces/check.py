@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from search_spaces.advice import advise
-from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.case import IllegalCaseError, parse_case, read_case
 from search_spaces.choices import ordered
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
@@ -68,19 +68,24 @@ def nearest_legal(workload: Workload, config: TrialConfig) -> TrialConfig | None
     return None if rows is None else table.config(rows)
 
 
-def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
-    """One verdict a line for one case a line (keys: `search_spaces.case.read_case`)."""
-    for line in lines:
+def verdicts(lines: Iterable[str], megatron: str = "0.19") -> Iterator[dict[str, Any]]:
+    """One verdict for one case a line, as plain values (keys: `search_spaces.case.read_case`); a line that is no case has one too."""
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield json.dumps(_case_verdict(json.loads(line), megatron))
+            try:
+                violations = check(*read_case(parse_case(line, number), megatron))
+            except IllegalCaseError as error:
+                violations = error.violations
+            yield verdict_json(violations)
 
 
-def _case_verdict(case: dict[str, Any], megatron: str) -> dict[str, Any]:
-    """A case's verdict as plain values."""
-    try:
-        violations = check(*read_case(case, megatron))
-    except IllegalCaseError as error:
-        violations = error.violations
+def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
+    """The same as lines of JSON."""
+    return map(json.dumps, verdicts(lines, megatron))
+
+
+def verdict_json(violations: list[Violation]) -> dict[str, Any]:
+    """A verdict as plain values."""
     return {"legal": not violations, "violations": [asdict(violation) for violation in violations]}
 
 
