@@ -106,13 +106,15 @@ def _spelled_out(case: Mapping[str, Any]) -> dict[str, Any]:
         IllegalCaseError: a key is not known, or its two names say different things.
     """
     given: dict[str, Any] = {}
+    spelling: dict[str, str] = {}
     problems = []
     for key, value in case.items():
         name = SHORT_NAMES.get(key, key)
         if name not in known_keys():
             problems.append(Violation("unknown_key", 1.0, f"{key!r} is no key of a case{_nearest(key, value)}"))
         elif value is not None and given.setdefault(name, value) != value:
-            problems.append(Violation("one_value", 1.0, f"{name}={given[name]!r} and {key}={value!r} differ; keep one"))
+            problems.append(Violation("one_value", 1.0, f"{spelling[name]}={given[name]!r} and {key}={value!r} differ; keep one"))
+        spelling.setdefault(name, key)
     if problems:
         raise IllegalCaseError(problems)
     return given
@@ -176,7 +178,10 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
     """A case with its extra command line arguments read into the keys that they stand for."""
-    extra = [str(item) for item in given.get("extra", ())]
+    extra = given.get("extra", [])
+    if not isinstance(extra, list | tuple):
+        raise ValueError(f"extra={extra!r} is no list of command line arguments")
+    extra = [str(item) for item in extra]
     if not extra:
         return given
     found = {key: value for key, value in knobs_from_argv(extra).items() if key != "precision"}

@@ -14,6 +14,8 @@ from search_spaces.case import IllegalCaseError, parse_case, read_case
 from search_spaces.choices import ordered
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.device_rules import limit_findings, violations
+from search_spaces.gpus import gpu, gpu_aliases, gpu_names
 from search_spaces.legality import RULES, check
 from search_spaces.model import Workload
 from search_spaces.normalise import normalise
@@ -73,10 +75,17 @@ def verdicts(lines: Iterable[str], megatron: str = "0.19") -> Iterator[dict[str,
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                violations = check(*read_case(parse_case(line, number), megatron))
+                case = parse_case(line, number)
+                broken = check(*(read := read_case(case, megatron))) + _beyond_device(case.get("gpu"), *read)
             except IllegalCaseError as error:
-                violations = error.violations
-            yield verdict_json(violations)
+                broken = error.violations
+            yield verdict_json(broken)
+
+
+def _beyond_device(name: Any, workload: Workload, config: TrialConfig) -> list[Violation]:
+    """Limits that the case's GPU does not take, where it names one that is known; what Megatron accepts does not depend on it."""
+    known = isinstance(name, str) and name.lower() in (*gpu_names(), *gpu_aliases())
+    return violations(limit_findings(gpu(name), Columns.of(workload, config))) if known else []
 
 
 def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
@@ -84,9 +93,9 @@ def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
     return map(json.dumps, verdicts(lines, megatron))
 
 
-def verdict_json(violations: list[Violation]) -> dict[str, Any]:
+def verdict_json(broken: list[Violation]) -> dict[str, Any]:
     """A verdict as plain values."""
-    return {"legal": not violations, "violations": [asdict(violation) for violation in violations]}
+    return {"legal": not broken, "violations": [asdict(violation) for violation in broken]}
 
 
 def _involved(workload: Workload, config: TrialConfig) -> list[str]:
