@@ -227,7 +227,9 @@ def _model(path: Path) -> ModelSpec:
         raise SpecError("--model", path, f"is not JSON: {error.msg.lower()} in line {error.lineno}", hint) from None
     except ValidationError as error:
         found = str(spec_error(error, ModelSpec))
-        raise SpecError(f"--model {path}", NOTHING, found, "shapes have Megatron's names here; mend that field in the file") from None
+        raise SpecError(
+            f"--model {path}", NOTHING, found, "shapes have Megatron's names here; mend that field in the file"
+        ) from None
     except UnicodeDecodeError:
         raise SpecError("--model", path, "is not a text file", hint) from None
     except TypeError:

@@ -67,13 +67,15 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
         from autotune.refit import calibrated
 
         version = rules_of(megatron)
+        given = {"--gpu": gpu, "--gpus": num_gpus, "--global-batch-size": global_batch_size, "--seq-length": seq_length}
         if jsonl:
-            _alone("--jsonl", {"STUDY": study, "--set": settings, "--model": model, "--gpu": gpu, "--gpus": num_gpus, "--output": output})
+            _alone(
+                "--jsonl", {"STUDY": study, "--set": settings, "--model": model, **given, "--network": network, "--output": output}
+            )
             from autotune.plan_cases import run_jsonl
 
             sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
             return
-        given = {"--gpu": gpu, "--gpus": num_gpus, "--global-batch-size": global_batch_size, "--seq-length": seq_length}
         spec = _study(study, model, given, gpus_per_node)
         known = [(pool, machines_of(pool, spec.hardware, network, "--gpu" if model else "")) for pool in spec.pools]
         if model is None:

@@ -71,7 +71,7 @@ def nearest_legal(workload: Workload, config: TrialConfig) -> TrialConfig | None
 
 
 def verdicts(lines: Iterable[str], megatron: str = "0.19") -> Iterator[dict[str, Any]]:
-    """One verdict for one case a line, as plain values (keys: `search_spaces.case.read_case`); a line that is no case has one too."""
+    """One verdict for one case a line, as plain values; a line that is no case has one too (keys: `case.read_case`)."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:

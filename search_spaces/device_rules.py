@@ -1,7 +1,7 @@
 """What a configuration asks of a kind of GPU that it does not have: a limit outside of its range, arithmetic that it lacks.
 
-These are not Megatron's rules (`search_spaces.legality`): Megatron would start such a training, and the driver would refuse the limit
-or torch emulate the arithmetic.
+These are not Megatron's rules (`search_spaces.legality`): Megatron would start such a training, and the driver would refuse the
+limit or torch emulate the arithmetic.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def limit_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
 def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     """Number formats that the device does not have, by the rule's name.
 
-    A device without bf16 has torch emulate it: every product is computed in fp32 (pytorch/pytorch issue 124996, pull request 148322),
-    at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it.
+    A device without bf16 has torch emulate it: every product is computed in fp32 (pytorch/pytorch issue 124996, pull request
+    148322), at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it.
     """
     found = {}
     if "fp16" in gpu.peak_tflops and "bf16" not in gpu.peak_tflops:

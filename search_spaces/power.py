@@ -3,10 +3,9 @@
 Every part of the step has an activity (dynamic watts over those of large matrix products); hidden communication adds its own on top
 of compute; waiting draws little. The peak is what a board's averaging window sees of one uninterrupted stretch of compute, so it
 grows with the micro-batch; the change from waiting to full load overshoots, so pipelines with more bubble ask for more. A limit
-slows the device most that needs most watts, and the others wait for it. A lower clock lowers the busy watts of all of the step, a
-power limit only what lies above it, with a delay: so the peak may pass a power limit, but not what the highest clock allows (Patel
-et al., "Characterizing power management opportunities for LLMs in the cloud", ASPLOS 2024). Nothing here names a model, a split or a
-depth. Not for heat: temperatures depend on the chassis.
+slows the device most that needs most watts, and the others wait for it. A clock limit lowers the busy watts of the whole step, a
+power limit only what passes it, and not all of that: peaks of training reach or exceed TDP (Patel et al., ASPLOS 2024). Nothing
+here names a model, a split or a depth. Not for heat: temperatures depend on the chassis.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ COMMUNICATION = ("tp_comm", "cp_comm", "ep_comm")
 STRETCHES = 3.0  # a micro-batch's compute is one forward and a backward of twice its length
 RISK_WIDTH = 0.2
 PEAK_BAND = 0.2
-"""How far a peak may pass the power limit, over the limit: an assumption on the side of caution. Published telemetry says that peaks
-of training reach or exceed TDP and that limits act late (Patel et al., ASPLOS 2024), but gives no figure for a window of 0.1 s."""
+"""How far a peak may pass the power limit, over the limit. An assumption on the side of caution: published telemetry says that
+peaks of training reach or exceed TDP and that a power limit lowers them (Patel et al., ASPLOS 2024), but has no figure for so short
+a window."""
 _FORWARD = {
     "gemm": 1 / 3,
     "attention": 1 / 4,
@@ -87,7 +87,7 @@ class _Load:
     burst: Floats
 
     def at(self, seconds: Number, dynamic: Number) -> _Load:
-        """The same step where busy phases take `seconds` times as long and ask for `dynamic` times as much; waiting keeps its share."""
+        """The same step where busy phases take `seconds` times as long and ask for `dynamic` times as much."""
         return replace(
             self,
             busy_s=self.busy_s * seconds,
