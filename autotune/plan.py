@@ -20,7 +20,7 @@ from autotune.spec_errors import spec_error
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
-from search_spaces.device_rules import arithmetic_findings, device_violations
+from search_spaces.device_rules import arithmetic_findings, device_violations, lacks_bf16
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
 from search_spaces.model import ModelSpec
@@ -200,8 +200,7 @@ def model_study(
     per_node = gpus_per_node or min(num_gpus, 8)
     if num_gpus % per_node:
         raise SpecError("--gpus", num_gpus, f"is no multiple of {per_node} GPUs per node", "give --gpus-per-node")
-    peaks = find_gpu(gpu, "--gpu").peak_tflops
-    precision = "fp16" if "fp16" in peaks and "bf16" not in peaks else "bf16"
+    precision = "fp16" if lacks_bf16(find_gpu(gpu, "--gpu")) else "bf16"
     pool = {"name": "pool", "gpu": gpu, "nodes": num_gpus // per_node, "gpus_per_node": per_node}
     fields: dict[str, Any] = {"global_batch_size": global_batch_size, "seq_length": seq_length, "search": "auto"}
     fields["baseline"] = {"precision": precision}

@@ -25,6 +25,11 @@ def limit_ranges(gpu: GpuSpec) -> dict[str, tuple[float, float, str]]:
     }
 
 
+def lacks_bf16(gpu: GpuSpec) -> bool:
+    """Whether the device has fp16 but no bf16, whose speed there no figure states."""
+    return "fp16" in gpu.peak_tflops and "bf16" not in gpu.peak_tflops
+
+
 def limit_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     """Limits outside of what the device takes, by the rule's name."""
     return {
@@ -44,7 +49,7 @@ def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     148322), at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it.
     """
     found = {}
-    if "fp16" in gpu.peak_tflops and "bf16" not in gpu.peak_tflops:
+    if lacks_bf16(gpu):
         text = f"{gpu.name} has no bf16: torch emulates it in fp32, at a speed that is not known; precision=fp16 is what it has"
         found["bf16_arithmetic"] = finding(columns.equals("precision", "bf16"), text)
     if gpu.vendor != "cpu" and "fp8" not in gpu.peak_tflops:
