@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 import yaml
+from pydantic import ValidationError
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,8 +19,9 @@ from autotune.baseline import check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.launchable import accepted
-from autotune.machines import machines_of
+from autotune.machines import check_config_limits, machines_of
 from autotune.spec import StudySpec, pool_title
+from autotune.spec_errors import spec_error
 from autotune.study import launcher_of
 from launchers.base import Launcher
 from search_spaces.check import Verdict
@@ -143,13 +145,15 @@ def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) ->
     """The baseline with `name=value` settings, or what a Megatron command line asks for, with the settings on top.
 
     Raises:
-        SpecError: for an unknown knob or a value that it cannot have.
+        SpecError: for an unknown knob, a value that it cannot have, or a limit that a pool's GPU does not take.
     """
     try:
         config = TrialConfig.from_argv(shlex.split(argv)) if argv is not None else spec.baseline
     except ValueError as error:
         raise SpecError("--argv", argv, str(error).splitlines()[0], "give the arguments of one Megatron-LM command line") from None
-    return TrialConfig.model_validate({**config.model_dump(), **dict(_setting(text) for text in settings)})
+    config = TrialConfig.model_validate({**config.model_dump(), **dict(_setting(text) for text in settings)})
+    check_config_limits(spec.hardware, spec.pools, config, "--set")
+    return config
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -161,9 +165,22 @@ def _setting(text: str) -> tuple[str, Any]:
     if not equals:
         raise SpecError("--set", text, "has no value", f"--set {name}=VALUE")
     try:
-        return name, parse_value(name, yaml.safe_load(value))
-    except ValueError as error:
-        raise SpecError("--set", text, str(error)) from None
+        given = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise SpecError("--set", text, "is not a value in YAML", f"--set {name}=VALUE, a list as [1, 2]") from None
+    try:
+        return name, parse_value(name, given)
+    except ValueError:
+        raise _bad_value(name, given) from None
+
+
+def _bad_value(name: str, value: Any) -> SpecError:
+    """What is wrong with a knob's value, and what the knob is."""
+    try:
+        TrialConfig.model_validate({name: value})
+    except ValidationError as error:
+        return spec_error(error, TrialConfig)
+    return SpecError(name, value, "is not a value of this knob", f"{name}: {knobs()[name].description}")
 
 
 def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | None = None) -> CheckedConfiguration:

@@ -107,9 +107,9 @@ def check(
 
     version = checks.rules_of(megatron)
     if jsonl:
-        from search_spaces.check import run_jsonl
+        from autotune.plan_cases import check_jsonl
 
-        sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
+        sys.stdout.writelines(line + "\n" for line in check_jsonl(sys.stdin, version or "0.19"))
         return
     if study is None:
         hint = "`autotune check study.yaml`, or --jsonl with cases on standard input"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,13 +12,15 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from autotune.candidates import candidate_table
-from autotune.errors import SpecError
-from autotune.machines import machines_of
+from autotune.errors import NOTHING, SpecError
+from autotune.machines import find_gpu, machines_of
 from autotune.plan_power import PowerChoice, power_choices
 from autotune.spec import StudySpec, pool_title
+from autotune.spec_errors import spec_error
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.device_rules import arithmetic_findings, device_violations, lacks_bf16
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
 from search_spaces.model import ModelSpec
@@ -50,6 +53,7 @@ class PoolPlan:
         too_large: Rows that do not fit, by the largest component of their fullest stage.
         nodes: Nodes of a trial.
         choices: What each per-GPU power limit gives, most tokens/s first; empty where nothing asks for it.
+        lacking: What candidates ask for that the device does not have, one sentence each; they are not predicted.
     """
 
     pool: str
@@ -61,6 +65,7 @@ class PoolPlan:
     too_large: dict[str, int] = field(default_factory=dict)
     nodes: int = 1
     choices: tuple[PowerChoice, ...] = ()
+    lacking: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,10 +124,12 @@ def plan_pool(
     if not len(table):
         return _nothing(pool, machines, table, spec)
     predictions = predict(table.columns, machines)
-    kept = np.flatnonzero(predictions.fits != DOES_NOT_FIT)
+    possible, lacking = _possible(table, machines)
+    fits = predictions.fits[possible]
+    kept = possible[fits != DOES_NOT_FIT]
     order = np.argsort(-predictions.tokens_per_s_per_gpu[kept], kind="stable")
     asked = compares_power(spec)
-    names, counts = np.unique(predictions.fits, return_counts=True)
+    names, counts = np.unique(fits, return_counts=True)
     return PoolPlan(
         pool=pool.name,
         gpu=machines.gpu.name,
@@ -130,10 +137,23 @@ def plan_pool(
         predictions=predictions,
         ranking=kept[order],
         verdicts=dict(zip(names.tolist(), counts.tolist(), strict=True)),
-        too_large=predictions.memory.deciding(np.flatnonzero(predictions.fits == DOES_NOT_FIT)),
+        too_large=predictions.memory.deciding(possible[fits == DOES_NOT_FIT]),
         nodes=pool.nodes,
         choices=tuple(power_choices(pool, table, predictions, kept, spec.power_domains)) if asked else (),
+        lacking=lacking,
     )
+
+
+def _possible(table: CandidateTable, machines: Machines) -> tuple[npt.NDArray[np.intp], tuple[str, ...]]:
+    """Rows of which the device has all that they ask for, and what the others ask for."""
+    able = np.ones(len(table), dtype=np.bool_)
+    lacking = []
+    for finding in arithmetic_findings(machines.gpu, table.columns).values():
+        broken = np.broadcast_to(finding.broken, able.shape)
+        if broken.any():
+            lacking.append(f"{broken.sum():,} candidates are not predicted: {finding.text}.")
+            able &= ~broken
+    return np.flatnonzero(able), tuple(lacking)
 
 
 def compares_power(spec: StudySpec) -> bool:
@@ -161,7 +181,7 @@ def plan_one(
     """
     machines, workload = machines or machines_of(pool, spec.hardware), spec.workload(pool, megatron)
     title = pool_title(spec, pool)
-    violations = check(workload, config)
+    violations = check(workload, config) + device_violations(machines.gpu, workload, config)
     if violations:
         return PlannedOne(title, config, tuple(violations), None)
     own = normalise(workload, config)
@@ -171,23 +191,47 @@ def plan_one(
 def model_study(
     model: Path, gpu: str, num_gpus: int, gpus_per_node: int | None, global_batch_size: int, seq_length: int
 ) -> StudySpec:
-    """A study of everything worth trying for a Hugging Face model on GPUs of one kind.
+    """A study of everything worth trying for a Hugging Face model on GPUs of one kind: in bf16, or fp16 where they have no bf16.
 
     Raises:
         SpecError: the model cannot be read, or the numbers do not go together.
     """
-    try:
-        shapes = ModelSpec.from_hf(model)
-    except (OSError, ValueError) as error:
-        hint = "give the config.json of a Hugging Face model, or write a study with the shapes"
-        raise SpecError("--model", model, str(error).splitlines()[0], hint) from None
+    shapes = _model(model)
     per_node = gpus_per_node or min(num_gpus, 8)
     if num_gpus % per_node:
         raise SpecError("--gpus", num_gpus, f"is no multiple of {per_node} GPUs per node", "give --gpus-per-node")
+    precision = "fp16" if lacks_bf16(find_gpu(gpu, "--gpu")) else "bf16"
     pool = {"name": "pool", "gpu": gpu, "nodes": num_gpus // per_node, "gpus_per_node": per_node}
     fields: dict[str, Any] = {"global_batch_size": global_batch_size, "seq_length": seq_length, "search": "auto"}
+    fields["baseline"] = {"precision": precision}
     try:
         return StudySpec.model_validate({"name": "plan", "model": shapes, "pools": [pool], **fields})
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError("plan", first["input"], first["msg"], "see `autotune plan --help`") from None
+
+
+def _model(path: Path) -> ModelSpec:
+    """The shapes in a Hugging Face config.json.
+
+    Raises:
+        SpecError: there is no such file, it is no JSON object, its architecture is unknown, or a field is missing or wrong.
+    """
+    hint = "give the config.json of a Hugging Face model, or write a study with the shapes"
+    try:
+        return ModelSpec.from_hf(path)
+    except OSError as error:
+        raise SpecError("--model", path, f"cannot be read: {(error.strerror or 'error').lower()}", hint) from None
+    except json.JSONDecodeError as error:
+        raise SpecError("--model", path, f"is not JSON: {error.msg.lower()} in line {error.lineno}", hint) from None
+    except ValidationError as error:
+        found = str(spec_error(error, ModelSpec))
+        raise SpecError(
+            f"--model {path}", NOTHING, found, "shapes have Megatron's names here; mend that field in the file"
+        ) from None
+    except UnicodeDecodeError:
+        raise SpecError("--model", path, "is not a text file", hint) from None
+    except TypeError:
+        raise SpecError("--model", path, "is no JSON object with numbers where shapes are", hint) from None
+    except ValueError as error:
+        raise SpecError("--model", path, str(error).splitlines()[0], hint) from None

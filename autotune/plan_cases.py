@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
 
-from autotune.errors import SpecError
+from autotune.errors import NOTHING, SpecError
 from autotune.machines import find_gpu
 from autotune.spec_errors import nearest
-from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.case import NO_CASE, IllegalCaseError, no_case, parse_case, read_case
+from search_spaces.check import verdict_json, verdicts
 from search_spaces.coefficients import shipped
 from search_spaces.columns import Columns
+from search_spaces.device_rules import device_violations
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, OwnHardware, link_names, links_of
 from search_spaces.legality import check
 from search_spaces.normalise import normalise
@@ -31,11 +32,29 @@ def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
     network between nodes, or {"inside": link, "between": link} where a link is a name or an entry as in hardware.yaml.
 
     Raises:
-        SpecError: a line is not a case, or names an unknown GPU or link.
+        SpecError: after the last answer, where a line is not a case, or names an unknown GPU or link: the first of these.
     """
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            yield json.dumps(_answer(_parsed(line, number), number, megatron))
+    yield from _answered(_answer(line, number, megatron) for number, line in enumerate(lines, start=1) if line.strip())
+
+
+def check_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
+    """One verdict a line for one case a line.
+
+    Raises:
+        SpecError: after the last answer, where a line is not a case: the first of these.
+    """
+    yield from _answered(verdicts(lines, megatron))
+
+
+def _answered(answers: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Answers as lines of JSON."""
+    first = ""
+    for answer in answers:
+        no_cases = [violation["message"] for violation in answer.get("violations", ()) if violation["name"] == NO_CASE]
+        first = first or next(iter(no_cases), "")
+        yield json.dumps(answer)
+    if first:
+        raise SpecError("standard input", NOTHING, first, "one JSON object a line; the other lines were answered")
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -60,32 +79,49 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _parsed(line: str, number: int) -> dict[str, Any]:
-    """The case in a line."""
+def _answer(line: str, number: int, megatron: str) -> dict[str, Any]:
+    """The prediction of a line's case, or its violations, as plain values."""
     try:
-        case = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise SpecError(f"line {number}", line.strip(), f"is not JSON: {error}", "one JSON object a line") from None
-    if not isinstance(case, dict) or not isinstance(case.get("gpu"), str):
-        raise SpecError(f"line {number}", line.strip(), "is no JSON object with a `gpu`", 'add e.g. "gpu": "h200"')
-    return case
-
-
-def _answer(case: dict[str, Any], number: int, megatron: str) -> dict[str, Any]:
-    """A case's prediction, or its violations, as plain values."""
-    device = find_gpu(case["gpu"], f"line {number}: gpu")
-    given = {"device": "cpu", **case} if device.vendor == "cpu" else case
-    try:
-        workload, config = read_case(given, megatron)
-        violations = check(workload, config)
+        return _predicted(parse_case(line, number), number, megatron)
     except IllegalCaseError as error:
-        violations = error.violations
+        return verdict_json(error.violations)
+    except SpecError as error:
+        return verdict_json(no_case(number, f"{error}; {error.hint}").violations)
+
+
+def _predicted(case: dict[str, Any], number: int, megatron: str) -> dict[str, Any]:
+    """The prediction of a case, or its violations, as plain values.
+
+    Raises:
+        IllegalCaseError: it has no GPU, or cannot be read.
+        SpecError: its GPU or a link is unknown.
+    """
+    if not isinstance(case.get("gpu"), str):
+        raise no_case(number, 'is no JSON object with a `gpu`; add e.g. "gpu": "h200"')
+    device = find_gpu(case["gpu"], "gpu")
+    given = {"device": "cpu", **case} if device.vendor == "cpu" else case
+    workload, config = read_case(given, megatron)
+    violations = check(workload, config) + device_violations(device, workload, config)
     if violations:
-        return {"legal": False, "violations": [asdict(violation) for violation in violations]}
-    per_node = int(case.get("gpus_per_node") or min(workload.world_size, 8))
-    machines = Machines(device, _links(device, per_node, case.get("links"), number), shipped(device.name))
+        return verdict_json(violations)
+    per_node = _gpus_per_node(case, workload.world_size)
+    machines = Machines(device, _links(device, per_node, case.get("links")), shipped(device.name))
     columns = Columns.of(workload, normalise(workload, config))
     return {"legal": True, **prediction_json(predict(columns, machines, _routing(case)).row(0))}
+
+
+def _gpus_per_node(case: Mapping[str, Any], world_size: int) -> int:
+    """GPUs of a node.
+
+    Raises:
+        SpecError: what is given is no such number.
+    """
+    given = case.get("gpus_per_node")
+    if given is None:
+        return min(world_size, 8)
+    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+        raise SpecError("gpus_per_node", given, "must be a whole number of at least 1", "GPUs of each node")
+    return given
 
 
 def _routing(case: Mapping[str, Any]) -> Routing:
@@ -93,18 +129,18 @@ def _routing(case: Mapping[str, Any]) -> Routing:
     return "balanced" if case.get(BALANCED) or _BALANCED_FLAG in case.get("extra", ()) else "real"
 
 
-def _links(device: GpuSpec, gpus_per_node: int, given: Any, number: int) -> Links:
+def _links(device: GpuSpec, gpus_per_node: int, given: Any) -> Links:
     """The links of a case: names of shipped ones, or entries of its own."""
     wanted = given if isinstance(given, Mapping) else {"between": given}
-    own = _own_links({place: entry for place, entry in wanted.items() if isinstance(entry, Mapping)}, number)
+    own = _own_links({place: entry for place, entry in wanted.items() if isinstance(entry, Mapping)})
     names = {place: place if place in own else entry for place, entry in wanted.items()}
     for name in names.values():
-        if name is not None and name not in own and name not in link_names():
-            raise SpecError(f"line {number}: links", name, "is not a known link", nearest(str(name), link_names()))
+        if name is not None and (not isinstance(name, str) or name not in {*own, *link_names()}):
+            raise SpecError("links", name, "is not a known link", nearest(str(name), link_names()))
     return links_of(device, gpus_per_node, names.get("between"), names.get("inside"), own)
 
 
-def _own_links(entries: Mapping[str, Any], number: int) -> dict[str, LinkSpec]:
+def _own_links(entries: Mapping[str, Any]) -> dict[str, LinkSpec]:
     """A case's own links, checked.
 
     Raises:
@@ -116,4 +152,4 @@ def _own_links(entries: Mapping[str, Any], number: int) -> dict[str, LinkSpec]:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
         hint = "an entry has the fields of those in hardware.yaml"
-        raise SpecError(f"line {number}: {field}", first["input"], first["msg"].lower(), hint) from None
+        raise SpecError(field, first["input"], first["msg"].lower(), hint) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -67,12 +67,16 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
         from autotune.refit import calibrated
 
         version = rules_of(megatron)
+        given = {"--gpu": gpu, "--gpus": num_gpus, "--global-batch-size": global_batch_size, "--seq-length": seq_length}
         if jsonl:
+            _alone(
+                "--jsonl", {"STUDY": study, "--set": settings, "--model": model, **given, "--network": network, "--output": output}
+            )
             from autotune.plan_cases import run_jsonl
 
             sys.stdout.writelines(line + "\n" for line in run_jsonl(sys.stdin, version or "0.19"))
             return
-        spec = _study(study, model, (gpu, num_gpus, global_batch_size, seq_length), gpus_per_node)
+        spec = _study(study, model, given, gpus_per_node)
         known = [(pool, machines_of(pool, spec.hardware, network, "--gpu" if model else "")) for pool in spec.pools]
         if model is None:
             known = [(pool, calibrated(machines, pool, root)) for pool, machines in known]
@@ -88,11 +92,22 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
     app.command()(friendly(plan))
 
 
-def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_per_node: int | None) -> StudySpec:
+def _alone(option: str, others: Mapping[str, object]) -> None:
+    """Refuse options that would be passed over beside another one.
+
+    Raises:
+        SpecError: the first of them that is given.
+    """
+    for name, value in others.items():
+        if value is not None:
+            raise SpecError(name, value, f"does not go together with {option}", STUDY_OR_MODEL)
+
+
+def _study(study: str | None, model: Path | None, given: Mapping[str, Any], gpus_per_node: int | None) -> StudySpec:
     """The study file, or one made of the options.
 
     Raises:
-        SpecError: neither or both are given, or something is missing.
+        SpecError: neither or both are given, something is missing, or options that a study file answers stand beside one.
     """
     from autotune.plan import model_study
     from autotune.spec import load_study, study_file
@@ -100,12 +115,12 @@ def _study(study: str | None, model: Path | None, numbers: Sequence[Any], gpus_p
     if (study is None) == (model is None):
         raise SpecError("STUDY", study, "give a study file or --model", STUDY_OR_MODEL)
     if model is None:
+        _alone("a study file, which says it", {**given, "--gpus-per-node": gpus_per_node})
         return load_study(study_file(str(study)))
-    names = ("--gpu", "--gpus", "--global-batch-size", "--seq-length")
-    missing = [name for name, value in zip(names, numbers, strict=True) if value is None]
+    missing = [name for name, value in given.items() if value is None]
     if missing:
         raise SpecError(missing[0], None, "is needed with --model", STUDY_OR_MODEL)
-    gpu, num_gpus, global_batch_size, seq_length = numbers
+    gpu, num_gpus, global_batch_size, seq_length = given.values()
     return model_study(model, gpu, num_gpus, gpus_per_node, global_batch_size, seq_length)
 
 

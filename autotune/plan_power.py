@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +44,11 @@ class PowerChoice:
         tokens_per_s: Of all GPUs together.
         step_time_s: Seconds of a step.
         wall_w: Mean watts at the wall of all nodes.
-        wall_at_limits_w: The same with every GPU at its limit.
+        wall_at_limits_w: The same with every GPU at its limit; peaks shorter than a second may pass it.
         domain: The power domain with the least to spare; empty without domains.
         margin_w: What it has to spare; None without domains.
+        margin_by: Which watts of the boards that is worked out from: "mean" where the domain's window holds a step, else "peak";
+            empty without domains.
     """
 
     nodes: int
@@ -58,6 +61,7 @@ class PowerChoice:
     wall_at_limits_w: float
     domain: str
     margin_w: float | None
+    margin_by: Literal["mean", "peak", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ class _Asked:
     def under(self, limit_w: int) -> PowerChoice | None:
         """The fastest row under one limit; None where no row keeps all domains under theirs."""
         seconds, mean_w, peak_w = self._watts(limit_w)
-        spare_w = [self._spare_w(feed, np.where(seconds <= feed.domain.window_s, mean_w, peak_w)) for feed in self.feeds]
+        by_mean = [seconds <= feed.domain.window_s for feed in self.feeds]
+        spare_w = [self._spare_w(feed, np.where(held, mean_w, peak_w)) for feed, held in zip(self.feeds, by_mean, strict=True)]
         allowed = np.flatnonzero(np.all(np.asarray(spare_w) >= 0, axis=0)) if spare_w else np.arange(len(self.rows))
         if not len(allowed):
             return None
@@ -133,6 +138,7 @@ class _Asked:
             wall_at_limits_w=float(self._node.wall_w(limit_w / dies * pool.world_size, pool.nodes)),
             domain=self.feeds[tightest].domain.name if tightest is not None else "",
             margin_w=float(spare_w[tightest][best]) if tightest is not None else None,
+            margin_by="" if tightest is None else "mean" if by_mean[tightest][best] else "peak",
         )
 
     @property

@@ -14,11 +14,18 @@ from rich.text import Text
 from autotune.plan import PoolPlan
 from autotune.plan_power import PowerChoice
 from autotune.records import short
+from search_spaces.power import PEAK_BAND
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _LEFT = ("pool", "least to spare", "configuration")
+_BY = {"mean": "a step's mean", "peak": "peaks"}
+_SPARE = (
+    "kW at the wall: a step's mean, in parentheses with every GPU at its power limit. What a domain has to spare is worked out "
+    "from a step's mean where its window_s holds a step, else from all boards' peaks at once, which pass a limit by up to "
+    f"{PEAK_BAND:.0%}."
+)
 
 
 def power_choice_json(choice: PowerChoice) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def power_parts(plans: Sequence[PoolPlan]) -> list[RenderableType]:
         "nodes",
         "W per GPU",
         "tokens/s in total",
-        "kW at the wall (at most)",
+        "kW at the wall (GPUs at limit)",
         "least to spare",
         "configuration",
     ):
@@ -43,7 +50,7 @@ def power_parts(plans: Sequence[PoolPlan]) -> list[RenderableType]:
     for plan in plans:
         table.add_row(plan.pool, str(plan.nodes), *_cells(plan), style="bold" if plan is best else "")
     title = Text("Node counts and per-GPU power limits", style="bold")
-    return [title, table, Text(_answer(best), style="bold" if best else "red")]
+    return [title, table, Text(_SPARE, style="dim"), Text(_answer(best), style="bold" if best else "red")]
 
 
 def power_figure(plans: Sequence[PoolPlan]) -> go.Figure:
@@ -82,7 +89,7 @@ def _cells(plan: PoolPlan) -> tuple[str, ...]:
         str(choice.limit_w),
         f"{choice.tokens_per_s:,.0f}",
         f"{choice.wall_w / 1e3:.1f} ({choice.wall_at_limits_w / 1e3:.1f})",
-        f"{choice.domain}: {choice.margin_w:,.0f} W" if choice.margin_w is not None else "",
+        f"{choice.domain}: {choice.margin_w:,.0f} W by {_BY[choice.margin_by]}" if choice.margin_w is not None else "",
         _words(choice),
     )
 

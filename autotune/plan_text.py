@@ -84,7 +84,8 @@ def band(plans: Sequence[PoolPlan]) -> str:
         (
             "All numbers are predicted, none is measured.",
             *(_step_time_band(pool, machines) for pool, machines in by_pool.items()),
-            "Memory: `at most` is an upper bound. Watts: no measured band.",
+            "Memory: expected, `at most` is an upper bound and `at least` what it leaves free; below 0 a configuration is at risk.",
+            "Watts: no measured band.",
         )
     )
 
@@ -113,6 +114,7 @@ def _plan_json(plan: PoolPlan, top: int) -> dict[str, Any]:
         "does_not_fit_by_component": plan.too_large,
         "origin": "predicted",
         "calibrated_with_trials": plan.predictions.machines.trials,
+        "lacking": list(plan.lacking),
         "power_choices": [power_choice_json(choice) for choice in plan.choices],
         "best": [
             {"config": best.config.changed(), "argv": best.config.argv(), **prediction_json(best.prediction)}
@@ -131,10 +133,20 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
     """Counts, a row of numbers for each of the best, then what each spends."""
     head = f"{plan.pool}: {plan.table.workload.world_size:,} x {plan.gpu}, {plan.predictions.machines.gpu.memory_gib:g} GiB each"
     parts: list[RenderableType] = [Text(head, style="bold"), _ruled_out(plan)]
+    parts += [Text(words, style="yellow") for words in plan.lacking]
     if not best:
         return [*parts, Text("Nothing is predicted to fit." if len(plan.table) else "No candidate is legal.", style="red")]
     table, details = Table(box=None, pad_edge=False), Text()
-    for heading in ("", "tokens/s per GPU", "step s", "limited by", "GiB (at most)", "free GiB", "watts (peak)", "memory"):
+    for heading in (
+        "",
+        "tokens/s per GPU",
+        "step s",
+        "limited by",
+        "GiB (at most)",
+        "free GiB (at least)",
+        "watts (peak)",
+        "memory",
+    ):
         table.add_column(heading, justify="left" if heading in _LEFT else "right")
     for rank, planned in enumerate(best, start=1):
         table.add_row(str(rank), *_cells(planned.prediction), style="bold" if rank == 1 else "")
@@ -149,7 +161,7 @@ def _cells(found: Prediction) -> tuple[str, ...]:
         f"{found.step_time_s:.3f}",
         f"{found.slowest_part} {share:.0%}",
         f"{_gib(found.device_gib)} ({_gib(found.upper_gib)})",
-        _gib(found.headroom_gib),
+        f"{_gib(found.headroom_gib)} ({_gib(found.capacity_gib - found.upper_gib)})",
         f"{found.mean_power_w:.0f} ({found.peak_power_w:.0f})",
         _VERDICTS[found.fits],
     )
@@ -198,7 +210,8 @@ def _one(one: PlannedOne) -> Text:
     lines = (
         f"  {found.tokens_per_s_per_gpu:,.0f} tokens/s per GPU, {found.step_time_s:.3f} s a step, limited by {found.slowest_part};"
         f" predicted, {found.step_time_error:.0%} mean error\n"
-        f"  {_gib(found.device_gib)} GiB, at most {_gib(found.upper_gib)}, of {found.capacity_gib:g}\n{_spends(found, '  ')}"
+        f"  {_gib(found.device_gib)} GiB expected, at most {_gib(found.upper_gib)}, of {found.capacity_gib:g}\n"
+        f"{_spends(found, '  ')}"
         f"  {found.mean_power_w:.0f} W mean, {found.peak_power_w:.0f} W peak per GPU"
     )
     return text.append(lines, style="not bold")

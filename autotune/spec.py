@@ -19,7 +19,7 @@ from pydantic import (
 
 import search_spaces
 from autotune.errors import NOTHING
-from autotune.machines import check_hardware
+from autotune.machines import check_hardware, check_limits
 from autotune.objective import DEFAULT_WEIGHTS
 from autotune.power_domains import check_domains
 from autotune.spec_checks import check_budget, check_metrics
@@ -140,9 +140,10 @@ class StudySpec(Part):
             for name, wanted in self.search.items() if isinstance(self.search, dict) else ():
                 self._check_choices(pool, name, wanted)
             try:
-                SearchSpace(self.workload(pool), self.search, base=self.baseline)
+                space = SearchSpace(self.workload(pool), self.search, base=self.baseline)
             except ValueError as error:
                 raise wrong("search", NOTHING, str(error), "choose every knob once, by itself or in its group") from None
+            check_limits(self.hardware, pool, space)
         return self
 
     @property

@@ -42,7 +42,7 @@ class StateFolder:
 
     def write_spec(self, spec: StudySpec) -> None:
         """Keep the study's spec, so that `resume` needs no other file and works from any folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         kept = spec.model_dump(mode="json", exclude_defaults=True)
         for field in ("storage", "tracking_uri"):
             if field in kept:
@@ -87,9 +87,9 @@ class StateFolder:
         """Hold the folder as its only driver.
 
         Raises:
-            SpecError: where another driver holds it.
+            SpecError: where another driver holds it, or no files can be written there.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         with open(self.path / _LOCK, "a", encoding="utf-8") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -100,6 +100,19 @@ class StateFolder:
                 yield
             finally:
                 (self.path / _DRIVER).unlink(missing_ok=True)
+
+    def _make(self) -> None:
+        """Make the folder where it is missing, and see that files can be written in it.
+
+        Raises:
+            SpecError: they cannot.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / _LOCK).open("a", encoding="utf-8").close()
+        except OSError as error:
+            problem = f"cannot hold the study's state: {(error.strerror or 'error').lower()}"
+            raise SpecError("--state", self.path, problem, "give a folder that can be written, or that can be made") from None
 
 
 def find_study(text: str, root: Path = DEFAULT_ROOT) -> StateFolder:

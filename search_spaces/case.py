@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,8 +25,14 @@ SHORT_NAMES = {
     "etp": "expert_tensor_parallel_size",
     "sp": "sequence_parallel",
     "mbs": "micro_batch_size",
+    "gbs": "global_batch_size",
     "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage",
 }
+NO_CASE = "no_case"
+"""Name of the violation of a line that holds no case."""
+_WORLD = frozenset({"world_size", "global_batch_size", "seq_length", "device", "extra"})
+_MACHINES = frozenset({"gpu", "gpus_per_node", "links", "moe_router_force_load_balancing"})
+_PASSED_OVER = frozenset({"id", "cpu_offloading", "lr_decay_style", "no_gradient_accumulation_fusion"})
 DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
 
@@ -44,15 +53,15 @@ def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload
     """The workload and configuration of a case.
 
     Args:
-        case: Shapes, world size, global batch (`gbs`), sequence length and knobs, under Megatron's names or `SHORT_NAMES`.
+        case: Shapes, world size, global batch, sequence length and knobs, under Megatron's names or `SHORT_NAMES` (`known_keys`).
             Keys with value None count as not given; without `env` the ranks have CUDA_DEVICE_MAX_CONNECTIONS=1.
         megatron: "0.16" or "0.19", the version whose rules hold.
 
     Raises:
-        IllegalCaseError: the case cannot be written as a workload and a configuration.
+        IllegalCaseError: the case cannot be written as a workload and a configuration, or has a key that is not known.
     """
     try:
-        given = _with_extra({SHORT_NAMES.get(key, key): value for key, value in case.items() if value is not None})
+        given = _with_extra(_spelled_out(case))
         config = TrialConfig.model_validate(_config_fields(given))
         return _workload(given, config, megatron), config
     except ValidationError as error:
@@ -61,6 +70,62 @@ def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload
         if isinstance(error, IllegalCaseError):
             raise
         raise IllegalCaseError([Violation("spelling", 1.0, str(error))]) from error
+
+
+def parse_case(line: str, number: int) -> dict[str, Any]:
+    """The case in a line of JSON.
+
+    Raises:
+        IllegalCaseError: the line is no JSON object; the violation is named `NO_CASE`.
+    """
+    try:
+        case = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise no_case(number, f"is not JSON ({error}), got {line.strip()[:70]!r}") from None
+    if not isinstance(case, dict):
+        raise no_case(number, f"is no JSON object, got {line.strip()[:70]!r}")
+    return case
+
+
+def no_case(number: int, problem: str) -> IllegalCaseError:
+    """For a line that holds no case."""
+    return IllegalCaseError([Violation(NO_CASE, 1.0, f"line {number} {problem}")])
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """Keys of a case under their long names: knobs, shapes, the run's settings, the world, machines (which rules do not ask)."""
+    named = {*knobs(), *ModelSpec.model_fields, *RunSettings.model_fields, "also_fp16", "no_overlap_p2p_communication"}
+    return frozenset(named | _WORLD | _MACHINES | _PASSED_OVER)
+
+
+def _spelled_out(case: Mapping[str, Any]) -> dict[str, Any]:
+    """What is given, under the long names.
+
+    Raises:
+        IllegalCaseError: a key is not known, or its two names say different things.
+    """
+    given: dict[str, Any] = {}
+    spelling: dict[str, str] = {}
+    problems = []
+    for key, value in case.items():
+        name = SHORT_NAMES.get(key, key)
+        if name not in known_keys():
+            problems.append(Violation("unknown_key", 1.0, f"{key!r} is no key of a case{_nearest(key, value)}"))
+        elif value is not None and given.setdefault(name, value) != value:
+            problems.append(Violation("one_value", 1.0, f"{spelling[name]}={given[name]!r} and {key}={value!r} differ; keep one"))
+        spelling.setdefault(name, key)
+    if problems:
+        raise IllegalCaseError(problems)
+    return given
+
+
+def _nearest(key: str, value: Any) -> str:
+    """What may have been meant by a key that is not known."""
+    if isinstance(value, Mapping):
+        return "; what is in it stands beside the other keys"
+    near = difflib.get_close_matches(key, [*known_keys(), *SHORT_NAMES], n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else "; the keys are Megatron's argument names, with _ for -"
 
 
 def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +147,7 @@ def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> W
     """The workload of a case; without a global batch it is one micro-batch per replica, as in Megatron."""
     world = given.get("world_size")
     replicas = max(config.data_parallel_size(world), 1) if isinstance(world, int) else 1
-    batch = given.get("gbs", config.micro_batch_size * replicas)
+    batch = given.get("global_batch_size", config.micro_batch_size * replicas)
     fields = {
         "model": _model_fields(given),
         "world_size": world,
@@ -113,7 +178,10 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
     """A case with its extra command line arguments read into the keys that they stand for."""
-    extra = [str(item) for item in given.get("extra", ())]
+    extra = given.get("extra", [])
+    if not isinstance(extra, list | tuple):
+        raise ValueError(f"extra={extra!r} is no list of command line arguments")
+    extra = [str(item) for item in extra]
     if not extra:
         return given
     found = {key: value for key, value in knobs_from_argv(extra).items() if key != "precision"}

@@ -10,10 +10,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from search_spaces.advice import advise
-from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.case import IllegalCaseError, parse_case, read_case
 from search_spaces.choices import ordered
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.device_rules import limit_findings, violations
+from search_spaces.gpus import gpu, gpu_aliases, gpu_names
 from search_spaces.legality import RULES, check
 from search_spaces.model import Workload
 from search_spaces.normalise import normalise
@@ -68,20 +70,32 @@ def nearest_legal(workload: Workload, config: TrialConfig) -> TrialConfig | None
     return None if rows is None else table.config(rows)
 
 
-def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
-    """One verdict a line for one case a line (keys: `search_spaces.case.read_case`)."""
-    for line in lines:
+def verdicts(lines: Iterable[str], megatron: str = "0.19") -> Iterator[dict[str, Any]]:
+    """One verdict for one case a line, as plain values; a line that is no case has one too (keys: `case.read_case`)."""
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            yield json.dumps(_case_verdict(json.loads(line), megatron))
+            try:
+                case = parse_case(line, number)
+                broken = check(*(read := read_case(case, megatron))) + _beyond_device(case.get("gpu"), *read)
+            except IllegalCaseError as error:
+                broken = error.violations
+            yield verdict_json(broken)
 
 
-def _case_verdict(case: dict[str, Any], megatron: str) -> dict[str, Any]:
-    """A case's verdict as plain values."""
-    try:
-        violations = check(*read_case(case, megatron))
-    except IllegalCaseError as error:
-        violations = error.violations
-    return {"legal": not violations, "violations": [asdict(violation) for violation in violations]}
+def _beyond_device(name: Any, workload: Workload, config: TrialConfig) -> list[Violation]:
+    """Limits that the case's GPU does not take, where it names one that is known; what Megatron accepts does not depend on it."""
+    known = isinstance(name, str) and name.lower() in (*gpu_names(), *gpu_aliases())
+    return violations(limit_findings(gpu(name), Columns.of(workload, config))) if known else []
+
+
+def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:
+    """The same as lines of JSON."""
+    return map(json.dumps, verdicts(lines, megatron))
+
+
+def verdict_json(broken: list[Violation]) -> dict[str, Any]:
+    """A verdict as plain values."""
+    return {"legal": not broken, "violations": [asdict(violation) for violation in broken]}
 
 
 def _involved(workload: Workload, config: TrialConfig) -> list[str]:

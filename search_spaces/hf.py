@@ -35,7 +35,10 @@ def read_hf(config: Mapping[str, Any] | str | Path) -> Shapes:
 def _load(path: Path) -> Shapes:
     """The content of a config.json, given the file or its folder."""
     file = path / "config.json" if path.is_dir() else path
-    return dict(json.loads(file.read_text()))
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict):
+        raise UnknownModelError("no JSON object: a config.json holds fields and their values")
+    return content
 
 
 def _with_defaults(raw: Shapes) -> Shapes:

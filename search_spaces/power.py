@@ -3,13 +3,14 @@
 Every part of the step has an activity (dynamic watts over those of large matrix products); hidden communication adds its own on top
 of compute; waiting draws little. The peak is what a board's averaging window sees of one uninterrupted stretch of compute, so it
 grows with the micro-batch; the change from waiting to full load overshoots, so pipelines with more bubble ask for more. A limit
-slows the device most that needs most watts, and the others wait for it. Nothing here names a model, a split or a depth. Not for
-heat: temperatures depend on the chassis.
+slows the device most that needs most watts, and the others wait for it. A clock limit lowers the busy watts of the whole step, a
+power limit only what passes it, and not all of that: peaks of training reach or exceed TDP (Patel et al., ASPLOS 2024). Nothing
+here names a model, a split or a depth. Not for heat: temperatures depend on the chassis.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +24,9 @@ COMMUNICATION = ("tp_comm", "cp_comm", "ep_comm")
 STRETCHES = 3.0  # a micro-batch's compute is one forward and a backward of twice its length
 RISK_WIDTH = 0.2
 PEAK_BAND = 0.2
+"""How far a peak may pass the power limit, over the limit. An assumption on the side of caution: published telemetry says that
+peaks of training reach or exceed TDP and that a power limit lowers them (Patel et al., ASPLOS 2024), but has no figure for so short
+a window."""
 _FORWARD = {
     "gemm": 1 / 3,
     "attention": 1 / 4,
@@ -40,7 +44,8 @@ class PowerTable:
 
     Attributes:
         mean_w: Mean over the step, the limit obeyed.
-        peak_w: Highest mean over the board's averaging window; may pass the limit by a few percent.
+        peak_w: Highest mean over the board's averaging window. It passes the power limit by less than `PEAK_BAND` of it, and the
+            further the more watts the busiest stretch asks for.
         pool_mean_w: Sum of the means of all devices.
         slowdown: Step time under the limits over the time without them.
         step_time_s: Seconds of a step under the limits.
@@ -69,7 +74,7 @@ class _Load:
         bubble: Share of the step that waits for other stages.
         micro_batch_s: Busy seconds of one micro-batch.
         matrix_share: Share of the busy seconds that are matrix products and attention.
-        stretch: Demand of the busiest stretch within the averaging window.
+        burst: Demand of the densest busy phase above `busy`.
     """
 
     busy_s: Floats
@@ -79,7 +84,27 @@ class _Load:
     bubble: Floats
     micro_batch_s: Floats
     matrix_share: Floats
-    stretch: Floats
+    burst: Floats
+
+    def at(self, seconds: Number, dynamic: Number) -> _Load:
+        """The same step where busy phases take `seconds` times as long and ask for `dynamic` times as much."""
+        return replace(
+            self,
+            busy_s=self.busy_s * seconds,
+            busy=self.busy * dynamic,
+            micro_batch_s=self.micro_batch_s * seconds,
+            burst=self.burst * dynamic,
+        )
+
+    @property
+    def mean(self) -> Floats:
+        """Mean demand of the step."""
+        return (self.busy * self.busy_s + self.rest * self.rest_s) / (self.busy_s + self.rest_s)
+
+    def stretch(self, window_s: float) -> Floats:
+        """Demand of the busiest stretch within an averaging window."""
+        seen = 1.0 - np.exp(-self.micro_batch_s / STRETCHES / window_s)
+        return self.mean + (self.busy + self.burst - self.mean) * seen
 
 
 def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients) -> PowerTable:
@@ -95,7 +120,8 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     follows = curve.follows * load.matrix_share
     limit = _limits(columns, gpu)
     static, dynamic = c.static * gpu.idle_w, c.demand * gpu.tdp_w
-    own, pace, free = _clocks(columns, gpu, c, load, limit)
+    highest = _highest_clock(columns, gpu, curve)
+    own, pace, free = _clocks(columns, gpu, c, load, limit, highest)
     own_s, pace_s = load.busy_s * curve.seconds(own, follows), load.busy_s * curve.seconds(pace, follows)
     before = load.busy_s * curve.seconds(free, follows) + load.rest_s
     after = pace_s + load.rest_s
@@ -103,9 +129,11 @@ def estimate(times: TimeTable, columns: Columns, coefficients: PowerCoefficients
     own_w = static + dynamic * load.busy * curve.dynamic(own, follows)
     rest_w = np.minimum(static + dynamic * load.rest, limit)
     mean = (own_w * own_s + (static + dynamic * c.waiting) * (pace_s - own_s) + rest_w * load.rest_s) / after
-    peak = _peak(static + dynamic * load.stretch, limit)
-    wanted = (static + dynamic * load.busy) * load.busy_s + rest_w * load.rest_s
-    risk = _risk(gpu, c, wanted / (load.busy_s + load.rest_s), static + dynamic * load.stretch, load, limit)
+    asked = load.at(curve.seconds(highest, follows), curve.dynamic(highest, follows))
+    stretch_w = static + dynamic * asked.stretch(c.window_s)
+    peak = _peak(stretch_w, limit)
+    wanted = (static + dynamic * asked.busy) * asked.busy_s + rest_w * asked.rest_s
+    risk = _risk(gpu, c, wanted / (asked.busy_s + asked.rest_s), stretch_w, asked, limit)
     rows = np.broadcast_shapes(mean.shape, times.step_time_s.shape)
     dies, world = gpu.dies_per_package, columns.workload.world_size
     return PowerTable(
@@ -145,13 +173,10 @@ def _load(times: TimeTable, c: PowerCoefficients) -> _Load:
     moves = parts["pp_comm"] + parts["dp_comm"] + parts["offload"]
     rest_s = waits + moves + parts["optimizer"]
     rest = (c.waiting * waits + c.communication * moves + c.memory * parts["optimizer"]) / np.maximum(rest_s, 1e-9)
-    step = busy_s + rest_s
-    length = busy_s / times.micro_batches / STRETCHES
     densest = np.maximum(compute / np.maximum(parts["gemm"] + parts["attention"], 1e-9), busy - hidden)
-    seen = 1.0 - np.exp(-length / c.window_s)
-    average = (busy * busy_s + rest * rest_s) / step
-    stretch = average + (busy + 0.3 * (densest - (busy - hidden)) - average) * seen
-    return _Load(busy_s, busy, rest_s, rest, parts["bubble"] / step, busy_s / times.micro_batches, matrix, stretch)
+    bubble = parts["bubble"] / (busy_s + rest_s)
+    burst = 0.3 * (densest - (busy - hidden))
+    return _Load(busy_s, busy, rest_s, rest, bubble, busy_s / times.micro_batches, matrix, burst)
 
 
 def _forward_density(times: TimeTable, c: PowerCoefficients) -> Floats:
@@ -168,11 +193,17 @@ def _limits(columns: Columns, gpu: GpuSpec) -> Floats:
     return np.where(asked > 0, np.clip(asked, gpu.power_limit_w[0], gpu.power_limit_w[1]), gpu.tdp_w)
 
 
-def _clocks(columns: Columns, gpu: GpuSpec, c: PowerCoefficients, load: _Load, limit: Floats) -> tuple[Floats, Floats, Floats]:
+def _highest_clock(columns: Columns, gpu: GpuSpec, curve: ClockCurve) -> Floats:
+    """Clock that the clock limit of every row allows; the device's highest where none is set."""
+    asked = columns.number("sm_clock_limit_mhz") / gpu.clock_mhz.boost
+    return np.maximum(np.where(asked > 0, np.minimum(asked, 1.0), 1.0), curve.floor)
+
+
+def _clocks(
+    columns: Columns, gpu: GpuSpec, c: PowerCoefficients, load: _Load, limit: Floats, highest: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Clock of the mean device, of the one that sets the pace, and of the latter with TDP as its limit."""
     curve = ClockCurve.of(gpu, c)
-    asked = columns.number("sm_clock_limit_mhz") / gpu.clock_mhz.boost
-    highest = np.maximum(np.where(asked > 0, asked, 1.0), curve.floor)
     most = hungriest(c.spread, max(columns.workload.world_size // gpu.dies_per_package, 1))
 
     def clock(watts: Number) -> Floats:

@@ -170,19 +170,128 @@ def test_links_of_a_case():
     assert seconds({"inside": {"bandwidth_gb_s": 5, "latency_us": 10}}) > seconds({"inside": "pcie5"}) > seconds(None)
 
 
+NO_CASES = [
+    ("{", "is not JSON"),
+    ("not json", "is not JSON"),
+    ("[1, 2]", "no JSON object"),
+    ("5", "no JSON object"),
+]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "is not JSON"),
+        *NO_CASES,
         ("{}", "no JSON object with a `gpu`"),
         ('{"gpu": "h2000"}', "did you mean h200"),
         (json.dumps(CASE | {"gpu": "h100", "links": "ib-300"}), "did you mean 'ib-"),
+        (json.dumps(CASE | {"gpu": "h100", "links": [1]}), "links: is not a known link"),
+        (json.dumps(CASE | {"gpu": "h100", "gpus_per_node": "x"}), "gpus_per_node: must be a whole number"),
     ],
 )
-def test_lines_that_are_no_cases(line, problem):
-    found = run("--jsonl", text=line)
+def test_lines_that_are_no_cases_are_answered_and_named_at_the_end(line, problem):
+    found = run("--jsonl", text="\n".join((json.dumps(CASE | {"gpu": "h100"}), line, json.dumps(CASE | {"gpu": "h200"}))))
+    assert found.exit_code == 2
+    good, bad, also_good = map(json.loads, found.stdout.splitlines()[:3])
+    assert good["legal"] and also_good["legal"]
+    assert [violation["name"] for violation in bad["violations"]] == ["no_case"]
+    assert problem in bad["violations"][0]["message"]
+    assert "line 2" in found.output.splitlines()[3]
+
+
+@pytest.mark.parametrize(("line", "problem"), NO_CASES)
+def test_check_answers_lines_that_are_no_cases(line, problem):
+    found = CliRunner().invoke(cli.app, ["check", "--jsonl"], input=f"{line}\n{json.dumps(CASE)}")
+    assert found.exit_code == 2
+    bad, good = map(json.loads, found.stdout.splitlines()[:2])
+    assert problem in bad["violations"][0]["message"]
+    assert good["legal"]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        ({"tensor_model_parallel_sise": 2}, "unknown_key", "did you mean 'tensor_model_parallel_size'"),
+        ({"gpu_power_limit_w": 5}, "gpu_power_limit_w_range", "200 to 700 W"),
+        ({"sm_clock_limit_mhz": 90_000}, "sm_clock_limit_mhz_range", "345 to 1980 MHz"),
+        ({"gpu": "v100"}, "bf16_arithmetic", "precision=fp16"),
+        ({"gpu": "a100", "fp8_format": "hybrid"}, "fp8_arithmetic", "no FP8"),
+    ],
+)
+def test_what_a_case_asks_for_in_vain(change, name, words):
+    (line,) = run_jsonl([json.dumps(CASE | {"gpu": "h100"} | change)])
+    (violation,) = json.loads(line)["violations"]
+    assert violation["name"] == name
+    assert words in violation["message"]
+
+
+def study_file(tmp_path, **fields):
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(spec_of(DENSE).model_dump(mode="json", exclude_defaults=True) | fields))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "hint"),
+    [
+        ({"baseline": {"gpu_power_limit_w": 50}}, "baseline.gpu_power_limit_w", "take 200 to 700 W"),
+        ({"search": {"gpu_power_limit_w": ["none", 400, 4500]}}, "search.gpu_power_limit_w", "take 200 to 700 W"),
+        ({"search": {"sm_clock_limit_mhz": {"range": [100, 200]}}}, "search.sm_clock_limit_mhz", "take 345 to 1980 MHz"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "check", "tune"])
+def test_a_limit_that_the_device_does_not_take_is_refused_by_every_verb(tmp_path, verb, fields, field, hint):
+    found = CliRunner().invoke(
+        cli.app, [verb, str(study_file(tmp_path, **fields)), "--state", str(tmp_path)][: 4 if verb != "check" else 2]
+    )
+    assert found.exit_code == 2
+    assert field in found.output
+    assert hint in found.output
+
+
+@pytest.mark.parametrize("verb", ["plan", "check"])
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        ("gpu_power_limit_w=4500", "--set gpu_power_limit_w: is outside"),
+        ("sm_clock_limit_mhz=90000", "take 345 to 1980 MHz"),
+        ("micro_batch_size=four", "micro_batch_size: must be a whole number (got 'four')"),
+        ("precision=fp12", "must be 'fp32', 'bf16' or 'fp16'"),
+        ("recompute_modules=[a", "is not a value in YAML"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_what_is_wanted(tmp_path, verb, setting, problem):
+    found = CliRunner().invoke(cli.app, [verb, str(study_file(tmp_path)), "--set", setting])
     assert found.exit_code == 2
     assert problem in found.output
+    assert "class" not in found.output
+
+
+def test_a_limit_is_not_judged_where_the_range_is_not_known_or_is_ones_own(tmp_path):
+    wide = {**OWN_H100, "power_limit_w": [40, 5000]}
+    own = spec_of(DENSE, hardware={"gpus": {"h100": wide}}, baseline={"gpu_power_limit_w": 4500})
+    assert own.baseline.gpu_power_limit_w == 4500
+    assert spec_of(DENSE, pools=[{**NODES, "gpu": "h20"}], baseline={"gpu_power_limit_w": 4500}).baseline.gpu_power_limit_w == 4500
+
+
+OWN_H100 = gpu("h100").model_dump(mode="json", exclude={"name", "source"})
+
+
+def test_a_device_without_bf16_is_planned_in_fp16_or_says_so(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    assert model_study(tmp_path / "config.json", "v100", 8, None, 64, 4096).baseline.precision == "fp16"
+    assert model_study(tmp_path / "config.json", "a100", 8, None, 64, 4096).baseline.precision == "bf16"
+    both = spec_of(
+        DENSE, pools=[{**NODES, "gpu": "v100"}], search={"precision": ["bf16", "fp16"], "tensor_model_parallel_size": [8]}
+    )
+    plan = plan_pool(both, both.pools[0])
+    assert [best.config.precision for best in plan.best(9)] == ["fp16"]
+    assert sum(plan.verdicts.values()) == 1
+    one = plan_one(both, both.pools[0], both.baseline)
+    assert [violation.name for violation in one.violations] == ["bf16_arithmetic"]
+    shown = run(study_file(tmp_path, pools=[{**NODES, "gpu": "v100"}]))
+    assert shown.exit_code == 1
+    assert "has no bf16" in shown.output
 
 
 def test_a_model_without_a_study(tmp_path):
@@ -210,10 +319,35 @@ def test_options_that_do_not_go_together(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(HF))
     missing = run("--model", tmp_path / "config.json", "--gpu", "h200")
     assert (missing.exit_code, "--gpus: is needed" in missing.output) == (2, True)
+    for option, value in (("--gpu", "b200"), ("--gpus", 512), ("--seq-length", 100), ("--gpus-per-node", 4)):
+        both = run("quickstart", option, value)
+        assert (both.exit_code, f"{option}: does not go together with a study file" in both.output) == (2, True)
+    assert run("quickstart", "--jsonl", text="").exit_code == 2
     with pytest.raises(SpecError, match="--model"):
         model_study(tmp_path / "none.json", "h200", 8, None, 64, 4096)
     with pytest.raises(SpecError, match="multiple"):
         model_study(tmp_path / "config.json", "h200", 12, 8, 64, 4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (json.dumps(HF | {"num_hidden_layers": -3}), "num_layers: must be greater than 0 (got -3)"),
+        (json.dumps(HF | {"num_hidden_layers": "x"}), "num_layers: must be a whole number (got 'x')"),
+        (json.dumps({"model_type": "llama"}), "lacks intermediate_size"),
+        ("name: study", "is not JSON: expecting value in line 1"),
+        ("[1]", "no JSON object"),
+        (None, "cannot be read: no such file"),
+    ],
+)
+def test_a_model_that_cannot_be_read_is_named_with_field_and_value(tmp_path, text, problem):
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SpecError) as error:
+        model_study(path, "h200", 8, None, 64, 4096)
+    assert problem in str(error.value)
+    assert str(path) in str(error.value)
 
 
 def test_unknown_gpu_and_network(tmp_path):

@@ -75,6 +75,7 @@ def test_more_nodes_at_a_lower_limit_where_the_limit_binds_and_margins_add_up():
     for choice in (*two.choices, *four.choices):
         assert choice.margin_w == pytest.approx(26_000 - choice.wall_w)
         assert choice.margin_w >= 0
+        assert choice.margin_by == "mean"
         assert choice.config.gpu_power_limit_w == choice.limit_w
 
 
@@ -91,6 +92,17 @@ def test_a_limit_that_nothing_keeps_is_no_success(tmp_path):
     found = run(written(tmp_path, powered(("rack", ["nodes"], 100, 1.0))), "--state", tmp_path)
     assert found.exit_code == 1
     assert "No node count and per-GPU power limit keeps every power domain under its limit" in found.output
+
+
+def test_what_is_to_spare_says_which_watts_it_is_worked_out_from(tmp_path):
+    short_window = powered(("feed", ["nodes"], 40_000, 0.01))
+    for plan in plans_of(short_window):
+        choice = plan.choices[0]
+        assert choice.margin_by == "peak"
+        assert choice.margin_w < 40_000 - choice.wall_w
+    shown = run(written(tmp_path, short_window), "--state", tmp_path).output
+    assert "W by peaks" in shown
+    assert "at most" not in shown.split("Node counts and per-GPU power limits")[1].split("All numbers")[0]
 
 
 def test_text_json_and_figure_give_the_same_answer(tmp_path):

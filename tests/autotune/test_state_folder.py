@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,15 @@ def test_another_process_with_the_same_number_is_not_the_driver(tmp_path):
     for other in (replace(me, start_ticks=me.start_ticks - 1), replace(me, machine="another boot")):
         (tmp_path / "driver.json").write_text(json.dumps(asdict(other)))
         assert StateFolder(tmp_path).driver() is None
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "mine", Path("/proc/autotune/mine")):
+        for use in (lambda folder: folder.write_spec(study_spec()), lambda folder: folder.locked().__enter__()):
+            with pytest.raises(SpecError, match="--state: cannot hold the study's state") as error:
+                use(StateFolder(place))
+            assert str(place) in str(error.value)
 
 
 def test_best_so_far_is_one_whole_file_per_pool(tmp_path):

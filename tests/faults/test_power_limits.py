@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from launchers.outcome import Outcome
+from search_spaces.gpus import gpu
 from tests.faults.harness import ROOT, START_S, FaultStudy, until
 from tests.telemetry.devices import H100, Scenario, environment
 
@@ -167,7 +168,8 @@ def test_without_the_right_the_knob_is_dropped_by_name_and_the_report_says_what_
 
 
 def test_a_limit_outside_of_the_devices_range_is_refused_before_anything_starts(power_study):
-    study = power_study(baseline={"precision": "fp32", "gpu_power_limit_w": 900})
+    wide = {**gpu("h100-sxm").model_dump(mode="json", exclude={"name", "source"}), "power_limit_w": [100, 1000]}
+    study = power_study(baseline={"precision": "fp32", "gpu_power_limit_w": 900}, hardware={"gpus": {"h100-sxm": wide}})
     done = study.run("tune")
     assert done.returncode == 2
     assert "900" in done.stderr

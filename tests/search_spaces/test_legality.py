@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from search_spaces.case import IllegalCaseError, read_case
+from search_spaces.case import SHORT_NAMES, IllegalCaseError, read_case
 from search_spaces.check import explain, run_jsonl
 from search_spaces.config import TrialConfig
 from search_spaces.legality import RULES, check
@@ -216,6 +216,38 @@ def test_bad_cases_are_violations_not_errors() -> None:
 def test_every_line_gets_a_verdict(change: dict[str, Any], name: str) -> None:
     (line,) = run_jsonl([json.dumps({**BASE, **change}), "", "\n"])
     assert [violation["name"] for violation in json.loads(line)["violations"]] == [name]
+
+
+@pytest.mark.parametrize(("line", "words"), [("not json", "is not JSON"), ("[1, 2]", "no JSON object"), ("5", "no JSON object")])
+def test_a_line_that_is_no_case_has_a_verdict(line: str, words: str) -> None:
+    good, bad = map(json.loads, run_jsonl([json.dumps(BASE), line]))
+    assert good["legal"]
+    assert [violation["name"] for violation in bad["violations"]] == ["no_case"]
+    assert words in bad["violations"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("tensor_model_parallel_sise", "tensor_model_parallel_size"),
+        ("global_batchsize", "global_batch_size"),
+        ("wrld_size", "world_size"),
+    ],
+)
+def test_a_key_that_is_not_known_is_refused_with_the_nearest(key: str, nearest: str) -> None:
+    with pytest.raises(IllegalCaseError, match=f"{key!r} is no key of a case; did you mean {nearest!r}") as error:
+        read_case({**BASE, key: 2})
+    assert [violation.name for violation in error.value.violations] == ["unknown_key"]
+
+
+@pytest.mark.parametrize("short", SHORT_NAMES)
+def test_every_key_has_its_long_and_its_short_name(short: str) -> None:
+    name = SHORT_NAMES[short]
+    rest = {key: value for key, value in BASE.items() if SHORT_NAMES.get(key, key) != name}
+    value = BASE.get(short, True if short == "sp" else 1)
+    assert read_case({**rest, short: value}) == read_case({**rest, name: value})
+    with pytest.raises(IllegalCaseError, match="differ; keep one"):
+        read_case({**rest, short: value, name: 3})
 
 
 def test_case_layers_are_not_executed() -> None:
