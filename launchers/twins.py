@@ -33,8 +33,8 @@ PART_SIGMA = 0.25
 """Spread of the hidden factor of each part, as the standard deviation of its logarithm."""
 
 BEST_SHARE = 0.65
-"""Most of a device's dense peak that a step's model operations reach. The most published for whole training steps is 0.63 (MPT-3B in
-bf16 on A100, LLM Foundry's benchmarking tables)."""
+"""Most of a device's dense peak that a step's model operations reach. The most published for whole steps is 0.63 (MPT-3B, bf16,
+A100, LLM Foundry's benchmarking tables)."""
 
 _NEAR = 1.1
 _INTERACTION = 0.06

@@ -1,4 +1,4 @@
-"""No twin is faster than its devices: bounded where a hidden factor would take it there, in the same order, and untouched elsewhere."""
+"""No twin is faster than its devices: bounded where a hidden factor would take it there, in the same order, else untouched."""
 
 import pytest
 
