@@ -63,6 +63,6 @@ def check_limits(measurement: Measurement, predicted_step_s: float) -> None:
         limit_s, needed_s = getattr(measurement, name), steps * predicted_step_s
         if limit_s is not None and limit_s < needed_s:
             what = "a step" if steps == 1 else f"the {steps} steps that tell a result"
-            problem = f"is less than the {needed_s:,.0f} s that {what} of the baseline are predicted to take"
+            problem = f"is less than the {needed_s:,.0f} s predicted for {what} of the baseline"
             hint = f"leave it out, then it follows what is predicted; or give at least {_STEP * needed_s:,.0f}"
             raise SpecError(f"measurement.{name}", limit_s, problem, hint)

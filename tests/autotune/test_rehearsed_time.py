@@ -151,7 +151,7 @@ def test_a_study_whose_own_limit_its_baseline_cannot_keep_is_refused_before_laun
     (fine,) = rehearse(tmp_path, most=0)
     for name in ("startup_timeout_s", "step_timeout_s", "trial_timeout_s"):
         spec = study_spec(**LARGE, measurement={"steps": 30, name: 5})
-        with pytest.raises(SpecError, match=f"measurement.{name}.*is less than the .* of the baseline are predicted to take"):
+        with pytest.raises(SpecError, match=f"measurement.{name}.*is less than the .* s predicted for .* of the baseline"):
             check_baseline_time(spec, fine)
     check_baseline_time(study_spec(**LARGE, measurement={"steps": 30, "step_timeout_s": 500}), fine)
     (known,) = rehearse(tmp_path, most=1)
