@@ -20,6 +20,7 @@ class Spent:
     Attributes:
         trials: Exploring trials that showed a result, the baseline included; confirming runs come on top.
         gpu_hours: Hours from proposal to end, times the pool's GPUs (ranks on CPU). Lost trials count: the GPUs were held.
+            Virtual hours in a rehearsal.
         energy_kwh: Energy of the GPUs during the steps where it was measured; None where no trial measured it.
         usd: `gpu_hours` at the pool's price; None without a price.
     """
@@ -33,7 +34,7 @@ class Spent:
 def spent(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
     """Add up a study's records."""
     launched = [record for record in records if record.outcome is not Outcome.REFUSED]
-    gpu_hours = sum(record.ended_s - record.started_s for record in launched) / 3600.0 * pool.world_size
+    gpu_hours = sum(record.took_s for record in launched) / 3600.0 * pool.world_size
     joules = [record.metrics["pool_gpu_energy_j"] for record in launched if "pool_gpu_energy_j" in record.metrics]
     return Spent(
         trials=sum(record.outcome is not Outcome.LOST and record.phase is not Phase.CONFIRM for record in launched),

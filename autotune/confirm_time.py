@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from autotune.records import Phase, TrialRecord
-from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.spec_parts import Soaking
 from launchers.outcome import Outcome
@@ -20,12 +19,12 @@ _SPARE = 1.25  # steps may be faster than those that were measured
 def confirming_s(spec: StudySpec, pool: PoolSpec, records: Sequence[TrialRecord]) -> float:
     """Seconds that all confirming runs still to come may take; 0 before anything completed."""
     run_s = _run_s(spec, records)
-    warming_s = spec.confirm.soak.timeout_s if tells_temperature(pool) and not is_simulated(spec) else 0.0
+    warming_s = spec.confirm.soak.timeout_s if tells_temperature(pool) else 0.0
     return _runs_to_come(spec, records) * (run_s + warming_s) if run_s else 0.0
 
 
 def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | None) -> Soaking | None:
-    """How the next confirming run warms its GPUs up; None where the study does not want that. A twin's time costs nothing.
+    """How the next confirming run warms its GPUs up; None where the study does not want that.
 
     Args:
         spec: The study.
@@ -35,7 +34,7 @@ def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | Non
     rule = spec.confirm.soak
     if not rule.timeout_s:
         return None
-    if left_s is None or is_simulated(spec):
+    if left_s is None:
         return rule
     share_s = left_s / max(1, _runs_to_come(spec, records)) - _run_s(spec, records)
     return rule.model_copy(update={"timeout_s": min(rule.timeout_s, max(0.0, share_s))})
@@ -64,5 +63,5 @@ def _runs_to_come(spec: StudySpec, records: Sequence[TrialRecord]) -> int:
 def _run_s(spec: StudySpec, records: Sequence[TrialRecord]) -> float:
     """Seconds of one that does not warm up, from the median explored trial; 0 before any."""
     explored = [record for record in records if record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM]
-    seconds = statistics.median(record.ended_s - record.started_s for record in explored) if explored else 0.0
+    seconds = statistics.median(record.took_s for record in explored) if explored else 0.0
     return seconds * spec.confirm_steps / spec.measurement.steps

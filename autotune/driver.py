@@ -19,6 +19,7 @@ from autotune.searcher import StudySearcher
 from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from autotune.stop_signals import StopSignals, give_up
+from autotune.time_limits import STARTUP_S
 from autotune.trial import MegatronTrial
 
 __all__ = ["check_nodes", "drive"]
@@ -59,7 +60,7 @@ def drive(
                 new = [study for study in own if study.refit.knows_nothing]
                 if new and not is_simulated(spec):
                     folder = log_root / host.name / "figures"
-                    figures = measure_nodes(slot, own[0].launcher, spec.measurement.startup_timeout_s, folder)
+                    figures = measure_nodes(slot, own[0].launcher, spec.measurement.startup_timeout_s or STARTUP_S, folder)
                     for study in new:
                         study.refit.seed(figures)
         searcher = StudySearcher(spec, studies, slots, log_root, on_launch, stop.asked)

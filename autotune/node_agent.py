@@ -63,7 +63,7 @@ class SlotRequest:
         trial: Unique id, for logs.
         program: The launcher's rank program.
         job: What the program reads.
-        limits: Time limits.
+        limits: Time limits, by the wall clock.
         log_folder: Folder for the ranks' logs on each node.
         measurement: When it is measured well enough, and what happens where somebody else uses its GPUs.
         gpu_power_limit_w: Power limit of its GPUs; None = as found.
@@ -72,6 +72,7 @@ class SlotRequest:
         guards: What its boards may draw while it runs.
         soak: How warm its GPUs have to be before its steps count; None = they need not be.
         most_steps: Steps that its program is asked for where it may have to run on until they are.
+        virtual_limits: Time limits in virtual time; None = the trial is real.
     """
 
     trial: str
@@ -86,6 +87,7 @@ class SlotRequest:
     guards: tuple[BoardsGuard, ...] = ()
     soak: Soaking | None = None
     most_steps: int = 0
+    virtual_limits: Limits | None = None
 
 
 class NodeAgent:

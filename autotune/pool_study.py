@@ -51,6 +51,7 @@ class PoolStudy:
         workload: What is trained there.
         launcher: What runs its trials.
         table: Megatron's legal candidates.
+        baseline: Where it starts.
         refit: Predictions of the candidates that follow what is measured.
         end_reason: Why nothing more is proposed; empty while it goes on.
         stopping: When it has explored enough.
@@ -79,7 +80,7 @@ class PoolStudy:
         self.workload = spec.workload(pool)
         self.table = candidate_table(spec, pool)
         self.refit = Refit.of(self.name, spec, pool, self.table, calibrations)
-        self._baseline = normalise(self.workload, spec.baseline)
+        self.baseline = normalise(self.workload, spec.baseline)
         self.end_reason = ""
         self.stopping = Stopping(spec)
         self._spec = spec
@@ -199,7 +200,7 @@ class PoolStudy:
             shown = replace(shown, outcome=Outcome.LOST, detail=STOPPED_BY_USER)
         gpu = self.refit.machines.gpu if self.refit.machines else None
         record = replace(
-            proposal.ended(self.name, shown.outcome, shown.detail),
+            proposal.ended(self.name, shown.outcome, shown.detail, virtual_s=result.virtual_s),
             steps=shown.steps,
             metrics={**shown.metrics, **derived(shown.metrics, self.workload, self.pool, gpu), **proposal.predicted},
             environment=shown.environment,
@@ -230,7 +231,7 @@ class PoolStudy:
         """The baseline first, then where recipes point, then what the sampler proposes, legal or not."""
         if self._baseline_due:
             self._baseline_due = False
-            return self._ask(self._baseline), self._baseline, Phase.BASELINE
+            return self._ask(self.baseline), self.baseline, Phase.BASELINE
         if (start := self.starts.next(self.candidates, self.records)) is not None:
             return self._ask(start), start, Phase.EXPLORE
         trial = self._ask(None)

@@ -23,7 +23,7 @@ class Proposal:
         trial: Optuna's trial, RUNNING.
         config: What to run.
         phase: Why.
-        proposed_s: Unix time.
+        proposed_s: Unix time; virtual in a rehearsal.
         predicted: What is predicted of it, as metrics.
         beaten_s: Step seconds that it has to reach to be of use; None = it runs to its end.
         why: Where its configuration comes from; empty where that is the study itself or its sampler.
@@ -41,8 +41,16 @@ class Proposal:
         """End it unlaunched: it leaves no record, and may be proposed again."""
         self.trial.study.tell(self.trial, state=TrialState.FAIL)
 
-    def ended(self, study: str, outcome: Outcome, detail: str, violations: tuple[Violation, ...] = ()) -> TrialRecord:
-        """The record of its end, now."""
+    def ended(
+        self,
+        study: str,
+        outcome: Outcome,
+        detail: str,
+        violations: tuple[Violation, ...] = (),
+        virtual_s: float | None = None,
+    ) -> TrialRecord:
+        """The record of its end: now, or so many virtual seconds after its start."""
+        ended_s = time.time() if virtual_s is None else self.proposed_s + virtual_s
         return TrialRecord(
             study=study,
             number=self.trial.number,
@@ -53,6 +61,6 @@ class Proposal:
             detail=detail,
             violations=violations,
             started_s=self.proposed_s,
-            ended_s=time.time(),
+            ended_s=max(self.proposed_s, ended_s),
             why=self.why,
         )

@@ -44,6 +44,7 @@ class TrialResult:
         raced_out: Whether it was ended because it could not win.
         settled: From where on its steps count, where it waited for the temperatures of its GPUs.
         witnesses: What the agents saw beside it.
+        virtual_s: Virtual seconds that a rehearsed trial took, start-up included; None for a real one.
         telemetry: What the nodes measured.
     """
 
@@ -58,6 +59,7 @@ class TrialResult:
     raced_out: bool = False
     settled: Settled | None = None
     witnesses: tuple[Witness, ...] = ()
+    virtual_s: float | None = None
     telemetry: TrialTelemetry = field(default_factory=TrialTelemetry)
 
     @property
@@ -83,8 +85,8 @@ class TrialRecord:
         metrics: Finite values by name, units in the names.
         violations: Broken rules and limits.
         steps: Every step that was reported.
-        started_s: Unix time at which it was proposed.
-        ended_s: Unix time of its end.
+        started_s: Unix time at which it was proposed; virtual where it was rehearsed.
+        ended_s: Time of its end, alike.
         environment: Where it ran: node, pool label, versions.
         log_folder: Folder of the ranks' logs; None where nothing was launched.
         contaminated: Who disturbed its measurement; empty where nobody is known to.
@@ -115,6 +117,11 @@ class TrialRecord:
     why: str = ""
     values: tuple[float, ...] = ()
     attached: str = ""
+
+    @property
+    def took_s(self) -> float:
+        """Seconds that it held its pool's GPUs, start-up included; virtual ones where it was rehearsed."""
+        return self.ended_s - self.started_s
 
 
 _SHORT = {

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,14 @@ from autotune.pool_study import STOPPED_BY_USER, PoolStudy
 from autotune.power_domains import share_power
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
-from autotune.simulation import host_pool, is_simulated
+from autotune.simulation import WALL_LIMITS, host_pool, is_simulated, starting_at
 from autotune.spec import StudySpec, pool_key
+from autotune.spec_parts import Measurement, Soaking
+from autotune.study_clock import StudyClock
+from autotune.time_limits import limits_of, predicted_step_s
 from autotune.trial import RESULT_KEY
+from launchers.limits import Limits
 from launchers.outcome import Outcome
-from launchers.process import Limits
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +71,12 @@ class StudySearcher(Searcher):
         self._log_root = log_root
         self._on_launch = on_launch
         self._stopped_by_user = stopped_by_user
-        self._deadline_s = time.time() + spec.budget.wall_time_s if spec.budget.wall_time_s else None
+        virtual = is_simulated(spec)
+        before_s = max((record.ended_s for study in studies for record in study.records), default=0.0) if virtual else 0.0
+        self._clock = StudyClock(max(time.time(), before_s), virtual=virtual)
+        self._deadline_s = self._clock.opened_s + spec.budget.wall_time_s if spec.budget.wall_time_s else None
         for study in studies:
-            study.stopping.deadline_s = self._deadline_s
+            study.stopping.follow(partial(self._clock.now_s, study.pool.name), self._deadline_s)
         self._first_trials: set[str] = set()
         self._neighbours = {
             study.name: {
@@ -83,11 +90,8 @@ class StudySearcher(Searcher):
         """The next trial's config, None where no slot is free now, FINISHED at the end."""
         if self._stopped_by_user.is_set():
             self.stop_reason = STOPPED_BY_USER
-        elif self._deadline_s is not None and time.time() > self._deadline_s:
-            self.stop_reason = f"budget: {self._spec.budget.wall_time_s:g} s of wall time"
         for study in self._studies:
-            if self.stop_reason:
-                study.end_reason = study.end_reason or self.stop_reason
+            study.end_reason = study.end_reason or self.stop_reason or self._out_of_time(study)
             if study.end_reason and (held := self._held.pop(study.name, None)) is not None:
                 held.withdraw()
             config = None if study.end_reason else self._launch(trial_id, study)
@@ -110,8 +114,15 @@ class StudySearcher(Searcher):
         self._slots.release(flight.slot)
         if fatal := [witness.fatal for witness in shown.witnesses if witness.fatal]:
             flight.study.end_reason = f"infrastructure: {fatal[0]}"
-        flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
+        record = flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
+        self._clock.reach(record.ended_s, *self._waiting_for(flight.study, flight.proposal))
         self._reorder(flight.study)
+
+    def _out_of_time(self, study: PoolStudy) -> str:
+        """That a study's wall time is over, as the reason of its end; empty while it is not."""
+        if self._deadline_s is None or self._clock.now_s(study.pool.name) <= self._deadline_s:
+            return ""
+        return f"budget: {self._spec.budget.wall_time_s:g} s of wall time"
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: Optuna's storage is the truth, Tune's state is disposable."""
@@ -136,7 +147,7 @@ class StudySearcher(Searcher):
         if proposal is None:
             self._slots.release(slot)
             return None
-        proposal = replace(proposal, proposed_s=time.time())
+        proposal = replace(proposal, proposed_s=self._clock.now_s(*self._waiting_for(study, proposal)))
         slot.trial = f"{study.name}/{proposal.trial.number}"
         folder = self._log_root / pool_key(self._spec, study.pool) / f"trial-{proposal.trial.number:04d}"
         self.in_flight[trial_id] = _InFlight(study, proposal, slot, folder)
@@ -159,35 +170,46 @@ class StudySearcher(Searcher):
             return bool(running)
         return Phase.CONFIRM in running or not around.isdisjoint(self._held)
 
+    def _waiting_for(self, study: PoolStudy, proposal: Proposal) -> list[str]:
+        """The pools whose other trials a trial waits for, and that wait for it."""
+        around = self._neighbours[study.name] if proposal.phase is Phase.CONFIRM else ()
+        return [study.pool.name, *(other.pool.name for other in self._studies if other.name in around)]
+
     def _request(self, study: PoolStudy, proposal: Proposal, trial: str, folder: Path) -> SlotRequest:
         confirming = proposal.phase is Phase.CONFIRM
         measurement = self._spec.measurement_of(confirming)
-        left_s = self._deadline_s - time.time() if self._deadline_s is not None else None
+        left_s = self._deadline_s - self._clock.now_s(study.pool.name) if self._deadline_s is not None else None
         soak = soaking(self._spec, study.records, left_s) if confirming else None
         steps = measurement.steps
         if soak is not None:
             steps += steps_to_warm_up(soak, study.pool, proposal.config, study.records, proposal.predicted)
         first = study.pool.name not in self._first_trials
         self._first_trials.add(study.pool.name)
-        longer = max(1.0, measurement.steps / self._spec.measurement.steps)
+        limits = self._limits(study, proposal, measurement, soak, first=first)
+        simulated = is_simulated(self._spec)
+        job = study.launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed)
         return SlotRequest(
             trial=trial,
             program=study.launcher.program,
-            job=study.launcher.job(study.workload, proposal.config, steps=steps, seed=self._spec.seed),
-            limits=Limits(
-                startup_s=measurement.startup_timeout_s * (2 if first else 1),
-                step_s=measurement.step_timeout_s,
-                trial_s=measurement.trial_timeout_s * longer + (soak.timeout_s if soak is not None else 0.0),
-            ),
+            job=starting_at(job, proposal.proposed_s) if simulated else job,
+            limits=WALL_LIMITS if simulated else limits,
+            virtual_limits=limits if simulated else None,
             log_folder=folder,
             measurement=measurement,
-            gpu_power_limit_w=None if is_simulated(self._spec) else proposal.config.gpu_power_limit_w,
+            gpu_power_limit_w=None if simulated else proposal.config.gpu_power_limit_w,
             beaten_s=proposal.beaten_s,
             spread=study.run_spread,
             guards=boards_guards(self._spec, study.pool, study.refit.machines.gpu) if study.refit.machines else (),
             soak=soak,
             most_steps=steps,
         )
+
+    def _limits(
+        self, study: PoolStudy, proposal: Proposal, measurement: Measurement, soak: Soaking | None, *, first: bool
+    ) -> Limits:
+        said_s, exploring = predicted_step_s(study.pool, proposal.predicted), self._spec.measurement.steps
+        found = limits_of(measurement, said_s, steps=measurement.steps, exploring_steps=exploring, first=first)
+        return replace(found, trial_s=found.trial_s + (soak.timeout_s if soak is not None else 0.0))
 
     def _repair(self, flight: _InFlight, agent_failed: bool) -> None:
         """A slot whose node does not come back ends its pool's study; the others go on."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from autotune.errors import SpecError
 from autotune.machines import machines_of
 from autotune.spec import StudySpec, override
+from launchers.limits import Limits
+from launchers.simulated import STARTUP_S
 from launchers.twins import KINDS, SimulatedLauncher
 from search_spaces.hardware import PoolSpec
 
 LAUNCHER = "simulated"
+WALL_LIMITS = Limits(startup_s=600.0, step_s=120.0, trial_s=1800.0)
+"""For the process that plays a trial: it takes seconds, whatever the trial takes in virtual time."""
 _SUFFIX = "-simulated"
 
 
@@ -41,6 +47,14 @@ def host_pool(spec: StudySpec, pool: PoolSpec) -> PoolSpec:
     return PoolSpec(name=pool.name, gpus_per_node=1) if is_simulated(spec) else pool
 
 
+def starting_at(job: dict[str, Any], start_s: float) -> dict[str, Any]:
+    """A twin's job, launched at that virtual Unix time."""
+    return {**job, "start_s": start_s}
+
+
 def note(spec: StudySpec) -> list[str]:
     """What every report of a simulated study says first; nothing for a real one."""
-    return [f"SIMULATED by {spec.launcher}, seed {spec.seed}: nothing here was measured"] if is_simulated(spec) else []
+    if not is_simulated(spec):
+        return []
+    counted = f"Hours, money and wall time are virtual: what the steps take, and {STARTUP_S:g} s of start-up for every trial."
+    return [f"SIMULATED by {spec.launcher}, seed {spec.seed}: nothing here was measured", counted]

@@ -56,7 +56,8 @@ class Measurement(Part):
         interval: A trial ends early once the 95 % interval of its median step time reaches so far to either side, over the median;
             0 = always all steps.
         racing: Whether an exploring trial ends as soon as it cannot win.
-        startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial.
+        startup_timeout_s: Limit from launch to the end of the first step; doubled for a pool's first trial. None of these three
+            given: 300, 120 and 1800 s, or longer where slower steps are predicted (see `autotune.time_limits`).
         step_timeout_s: A trial without a step for so long, after its first one, is HUNG.
         trial_timeout_s: Limit of the whole trial.
         when_busy: What happens where somebody else computes on a trial's GPUs, or holds their memory, before its launch: `wait`
@@ -70,9 +71,9 @@ class Measurement(Part):
     warmup_steps: NonNegativeInt = 2
     interval: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.01
     racing: bool = True
-    startup_timeout_s: PositiveFloat = 300.0
-    step_timeout_s: PositiveFloat = 120.0
-    trial_timeout_s: PositiveFloat = 1800.0
+    startup_timeout_s: PositiveFloat | None = None
+    step_timeout_s: PositiveFloat | None = None
+    trial_timeout_s: PositiveFloat | None = None
     when_busy: Literal["wait", "skip", "fail"] = "wait"
     foreign_cpu_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.10
     busy_timeout_s: PositiveFloat = 600.0

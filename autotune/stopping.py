@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.budget import used_up
@@ -23,9 +24,14 @@ class Stopping:
 
     def __init__(self, spec: StudySpec) -> None:
         self.deadline_s: float | None = None
+        self._now_s: Callable[[], float] = time.time
         self._opened_s = time.time()
         self._spec = spec
         self._sure: set[int] = set()
+
+    def follow(self, now_s: Callable[[], float], deadline_s: float | None) -> None:
+        """Go by this clock from now on, until that time."""
+        self._now_s, self._opened_s, self.deadline_s = now_s, now_s(), deadline_s
 
     def reason(self, ledger: Ledger, running: int, outlook: tuple[float, float] | None) -> str:
         """Why nothing new is tried any more; empty while it is.
@@ -35,7 +41,7 @@ class Stopping:
             running: Trials that run now.
             outlook: Expected gain of the next trial, and the chance that any gains; see `CandidateSampler.outlook`.
         """
-        if self.deadline_s is not None and time.time() > self.deadline_s - self._for_confirming_s(ledger, self.deadline_s):
+        if self.deadline_s is not None and self._now_s() > self.deadline_s - self._for_confirming_s(ledger, self.deadline_s):
             return "budget: wall time, less what confirming takes"
         so_far = ledger.spent
         return self._converged(so_far.trials, outlook) or used_up(

@@ -16,10 +16,11 @@ from autotune import pareto
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.guards import UnkeptGuardError
+from autotune.machines import find_gpu
 from autotune.one_driver import only_driver
 from autotune.parent_run import ParentOf
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
-from autotune.power_rights import Probe, ask_cluster, ask_here, check_rights, without
+from autotune.power_rights import Probe, Rights, ask_cluster, ask_here, check_rights, without
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession
 from autotune.records import TrialRecord
@@ -29,6 +30,7 @@ from autotune.spec import StudySpec, node_words, pool_key
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals, give_up
 from autotune.storage import drop_stale_lock, open_storage
+from autotune.time_limits import check_limits, predicted_step_s
 from autotune.tracking import Tracker
 from launchers.base import Launcher
 from search_spaces.hardware import PoolSpec
@@ -109,9 +111,10 @@ def open_studies(
     """Open the studies of every pool, without Ray; knobs that its nodes do not let us set are dropped by name.
 
     Raises:
-        SpecError: where the storage holds something else under a study's name, or a pool has nothing that keeps the guards.
+        SpecError: where the storage holds something else under a study's name, a pool has nothing that keeps the guards, or the
+            baseline would reach the study's own time limits.
     """
-    notes = {} if is_simulated(spec) else check_rights(spec, _prober(spec, address))
+    notes = check_rights(spec, _prober(spec, address))
     studies: list[PoolStudy] = []
     kept_in = None if is_simulated(spec) else folder.path.parent
     for pool in spec.pools:
@@ -120,6 +123,7 @@ def open_studies(
         opened, left_out = _at_node_counts(pool, open_one)
         front = [pareto.NOTE] if spec.pareto else []
         for study in opened:
+            check_baseline_time(spec, study)
             keep_notes(storage, study.name, note(spec) + dropped + front + left_out)
         studies += opened
     return studies
@@ -133,6 +137,16 @@ def _open_one(
     kept_in: Path | None,
 ) -> PoolStudy:
     return PoolStudy(spec, pool, launcher_of(spec, pool), storage, on_record, kept_in)
+
+
+def check_baseline_time(spec: StudySpec, study: PoolStudy) -> None:
+    """Refuse, before anything is launched, time limits below what the study's baseline is predicted to take.
+
+    Raises:
+        SpecError: with the limit and what is predicted.
+    """
+    if not study.records and not study.violations(study.baseline):
+        check_limits(spec.measurement, predicted_step_s(study.pool, study.refit.metrics(study.baseline)))
 
 
 def _at_node_counts(pool: PoolSpec, open_one: Callable[[PoolSpec], PoolStudy]) -> tuple[list[PoolStudy], list[str]]:
@@ -154,6 +168,8 @@ def _at_node_counts(pool: PoolSpec, open_one: Callable[[PoolSpec], PoolStudy]) -
 
 
 def _prober(spec: StudySpec, address: str | None) -> Probe:
+    if is_simulated(spec):
+        return lambda pool: [Rights(*find_gpu(pool.gpu, f"pools.{pool.name}.gpu", spec.hardware).power_limit_w)]
     return ask_cluster(spec, address) if address else lambda pool: ask_here(_gpus(spec))(pool)  # noqa: PLW0108  asks nvidia-smi
 
 

@@ -19,6 +19,7 @@ from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
 from autotune.racing import Enough, enough
 from autotune.records import TrialResult
+from autotune.rehearsed import VirtualTrial
 from autotune.settling import Settling
 from autotune.telemetry.clocks import ClockOffset, clock_offset
 from autotune.telemetry.series import NodeTelemetry
@@ -40,6 +41,7 @@ class Merged:
         why_enough: What they told.
         raced_out: Whether that is that the trial is of no use.
         settling: Follows the temperatures of a trial that waits for them.
+        virtual: The time of a rehearsed trial; None for a real one.
     """
 
     steps: list[StepRecord] = field(default_factory=list)
@@ -52,15 +54,21 @@ class Merged:
     why_enough: str = ""
     raced_out: bool = False
     settling: Settling | None = None
+    virtual: VirtualTrial | None = None
+
+    @property
+    def cut(self) -> Verdict | None:
+        """How a limit in virtual time ended a rehearsed trial; None where none has."""
+        return self.virtual.cut if self.virtual is not None else None
 
     def failed(self) -> bool:
         """Whether a node has ended otherwise than well."""
-        return any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
+        return self.cut is not None or any(verdict.outcome is not Outcome.COMPLETED for verdict in self.verdicts)
 
     def take(self, item: object) -> None:
         """Keep what a node reported, but not the steps that a trial ran on for after it told enough, until it was ended."""
         match item:
-            case StepRecord() if self.enough_s is None:
+            case StepRecord() if self.enough_s is None and (self.virtual is None or self.virtual.stepped(item.step_s)):
                 self.steps.append(item)
             case NodeTelemetry():
                 self.telemetry.append(item)
@@ -71,7 +79,7 @@ class Merged:
 
     def look(self, request: SlotRequest) -> None:
         """Note whether the steps tell enough now."""
-        if self.enough_s is not None:
+        if self.enough_s is not None or self.cut is not None:
             return
         if self.settling is not None:
             why = self.settling.stepped(self.steps[-1])
@@ -84,6 +92,8 @@ class Merged:
 
     def verdict(self) -> Verdict:
         """One verdict for the trial. What breaks while it is being ended, because it told enough, is no fault."""
+        if self.cut is not None:
+            return self.cut
         found = classify_nodes(self.verdicts)
         if self.enough_s is None or not (found.outcome is Outcome.STOPPED or found.secondary or self._is_later(found)):
             return found
@@ -96,7 +106,7 @@ class Merged:
 def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
     """Run one trial on a slot's agents. Never raises for the trial's or an agent's fault: those are outcomes."""
     launched_s = time.time()
-    merged = Merged()
+    merged = Merged(virtual=None if request.virtual_limits is None else VirtualTrial(request.virtual_limits))
     nodes: tuple[dict[str, Any], ...] = ()
     try:
         nodes = tuple(ray.get([agent.describe.remote() for agent in agents], timeout=_END_GRACE_S))
@@ -129,6 +139,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         raced_out=merged.raced_out and verdict.outcome is Outcome.COMPLETED,
         settled=merged.settling.ended() if merged.settling is not None else None,
         witnesses=tuple(sorted(merged.witnesses, key=lambda witness: witness.node_rank)),
+        virtual_s=merged.virtual.took_s if merged.virtual is not None else None,
         telemetry=TrialTelemetry(tuple(sorted(merged.telemetry, key=lambda one: one.node)), merged.clocks),
     )
 

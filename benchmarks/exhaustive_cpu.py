@@ -26,9 +26,10 @@ from autotune.launchable import accepted
 from autotune.records import short
 from autotune.spec import StudySpec, load_study
 from autotune.steady_state import median_interval, steady
+from autotune.time_limits import limits_of
 from launchers.base import Rendezvous, StepRecord, free_port
 from launchers.megatron_core.launcher import MegatronCoreLauncher
-from launchers.process import LaunchRequest, Limits, Supervised, run_trial
+from launchers.process import LaunchRequest, Supervised, run_trial
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import RankEnvironment
 
@@ -57,7 +58,7 @@ def run_once(tree: Supervised, spec: StudySpec, config: TrialConfig, name: str, 
         ranks=tuple(range(pool.world_size)),
         log_folder=folder / name,
     )
-    limits = Limits(measurement.startup_timeout_s, measurement.step_timeout_s, measurement.trial_timeout_s)
+    limits = limits_of(measurement, 0.0, steps=measurement.steps, exploring_steps=measurement.steps, first=False)
     *steps, end = run_trial(tree, request, limits)
     seconds = [step.step_s for step in steps if isinstance(step, StepRecord)]
     if len(seconds) != measurement.steps:

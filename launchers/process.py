@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from launchers.base import StepRecord
+from launchers.limits import Limits
 from launchers.log_causes import last_words
 from launchers.outcome import Evidence, Outcome, RankEnd, Verdict, classify
 from launchers.rank_environment import node_environment
@@ -35,21 +36,6 @@ _POLL_S = 0.25
 _TAIL_BYTES = 1 << 16
 _STEP_FIELDS = tuple(item.name for item in fields(StepRecord))
 _INNERMOST_FRAME = re.compile(r'^Current thread .*\(most recent call first\):\n  File "([^"]+)", line (\d+) in (\S+)', re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How long a trial may take, by the wall clock.
-
-    Attributes:
-        startup_s: Until the first step; TIMEOUT beyond.
-        step_s: Between two steps after the first; HUNG beyond.
-        trial_s: The whole trial; TIMEOUT beyond.
-    """
-
-    startup_s: float
-    step_s: float
-    trial_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +135,8 @@ class _Watch:
         return bool(self.lost or self.limit or diverged or grace_is_over or self._all_ended() or self.stop())
 
     def _deadlines(self) -> Iterator[tuple[float, Outcome, str]]:
-        yield self.begin_s + self.limits.trial_s, Outcome.TIMEOUT, f"the trial took over {self.limits.trial_s:g} s"
-        if self.request.has_reporting_rank and not self.num_steps:
-            yield self.begin_s + self.limits.startup_s, Outcome.TIMEOUT, f"no first step within {self.limits.startup_s:g} s"
-        elif self.request.has_reporting_rank:
-            detail = f"no step within {self.limits.step_s:g} s after step {self.num_steps}"
-            yield self.last_step_s + self.limits.step_s, Outcome.HUNG, detail
+        sees = self.request.has_reporting_rank
+        return self.limits.deadlines(self.begin_s, self.last_step_s, self.num_steps, sees_steps=sees)
 
     def _patience_s(self) -> float:
         ends_s = [deadline_s for deadline_s, _, _ in self._deadlines()]

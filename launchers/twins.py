@@ -20,8 +20,10 @@ from launchers.megatron_core.launcher import MegatronCoreLauncher
 from launchers.soak import Demand, generator
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.gpus import Precision
 from search_spaces.legality import Violation
 from search_spaces.model import Workload
+from search_spaces.model_flops import model_flops_per_token
 from search_spaces.prediction import Machines, predict
 
 Kind = Literal["physics", "table"]
@@ -30,6 +32,11 @@ KINDS: tuple[Kind, ...] = ("physics", "table")
 PART_SIGMA = 0.25
 """Spread of the hidden factor of each part, as the standard deviation of its logarithm."""
 
+BEST_SHARE = 0.65
+"""Most of a device's dense peak that a step's model operations reach. The most published for whole steps is 0.63 (MPT-3B, bf16,
+A100, LLM Foundry's benchmarking tables)."""
+
+_NEAR = 1.1
 _INTERACTION = 0.06
 _MEMORY_SIGMA = 0.04
 _FRAGMENTED_SHARE = 0.2
@@ -38,7 +45,7 @@ _BURST = 1.05
 _CLOCKED = ("gemm", "attention", "recompute")
 _EFFECT = 0.12
 _PAIR_EFFECT = 0.05
-_TABLE_STEP_S = 2.0
+_TABLE_STEP_S, _TABLE_SLOWER = 2.0, 3.0
 _TABLE_FULL = 0.75
 
 
@@ -48,10 +55,31 @@ def demand(kind: Kind, workload: Workload, config: TrialConfig, machines: Machin
     return (_physics if kind == "physics" else _table)(workload, free, machines, seed)
 
 
+def fastest_step_s(workload: Workload, config: TrialConfig, machines: Machines) -> float:
+    """Seconds that no step of a configuration can undercut: its model operations at `BEST_SHARE` of the peak; 0 on CPU.
+
+    A CPU's peak depends on the machine, and no figure of it is a bound.
+    """
+    if workload.device == "cpu":
+        return 0.0
+    precision: Precision = "tf32" if config.precision == "fp32" else "fp8" if config.fp8_format else config.precision
+    operations = model_flops_per_token(workload.model, workload.seq_length) * workload.tokens_per_step / workload.world_size
+    return operations / (BEST_SHARE * machines.gpu.peak(precision))
+
+
+def bounded(step_s: float, fastest_s: float) -> float:
+    """Seconds of a step that does not undercut the fastest; untouched from a tenth above it, and in the same order below."""
+    near_s = _NEAR * fastest_s
+    if step_s >= near_s:
+        return step_s
+    return fastest_s + (near_s - fastest_s) * math.exp((step_s - near_s) / (near_s - fastest_s))
+
+
 def _physics(workload: Workload, config: TrialConfig, machines: Machines, seed: int) -> Demand:
     said = predict(Columns.of(workload, config), machines).row(0)
     parts = {part: seconds * _hidden(seed, part) for part, seconds in said.time_by_part_s.items()}
-    step_s = sum(parts.values()) * math.exp(_interaction(config, seed))
+    free_s = sum(parts.values()) * math.exp(_interaction(config, seed))
+    step_s = bounded(free_s, fastest_step_s(workload, config, machines))
     busier = said.step_time_s / step_s
     idle = machines.gpu.idle_w / machines.gpu.dies_per_package
     watts = _hidden(seed, "watts") ** 0.2
@@ -87,9 +115,11 @@ def _table(workload: Workload, config: TrialConfig, machines: Machines, seed: in
     effects = {what: _effects(seed, what, knobs) for what in ("step", "watts", "burst", "memory")}
     gpu = machines.gpu
     span = gpu.tdp_w - gpu.idle_w
+    fastest_s = fastest_step_s(workload, config, machines)
+    usual_s = max(_TABLE_STEP_S, _TABLE_SLOWER * fastest_step_s(workload, TrialConfig(), machines))
     mean_w = gpu.idle_w + span * 0.75 * _squash(effects["watts"])
     return Demand(
-        step_s=_TABLE_STEP_S * math.exp(effects["step"]),
+        step_s=bounded(usual_s * math.exp(effects["step"]), fastest_s),
         clocked=0.6,
         mean_w=mean_w / gpu.dies_per_package,
         peak_w=(mean_w + span * 0.35 * _squash(effects["burst"])) / gpu.dies_per_package,

@@ -266,7 +266,7 @@ def test_time_is_kept_for_warming_up_where_gpus_can_tell_how_warm_they_are():
     assert confirming_s(spec, cpu, records) == pytest.approx(6 * 200.0)
     assert confirming_s(spec, gpus, records) == pytest.approx(6 * 800.0)
     assert confirming_s(spec, gpus, []) == 0.0
-    assert confirming_s(spec.model_copy(update={"launcher": "simulated"}), gpus, records) == pytest.approx(6 * 200.0)
+    assert confirming_s(spec.model_copy(update={"launcher": "simulated"}), gpus, records) == pytest.approx(6 * 800.0)
 
 
 def test_a_program_is_asked_for_the_steps_that_warming_up_may_take_and_on_cpu_for_none():
