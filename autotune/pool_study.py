@@ -265,8 +265,7 @@ class PoolStudy:
             return
         self._attempts.lost(record.config, record.phase)
         if self._attempts.pool_is_lost:
-            count = self._attempts.lost_in_a_row
-            self.end_reason = f"infrastructure: {count} trials in a row were lost; the last: {record.detail}"
+            self.end_reason = f"infrastructure: {self._attempts.lost_in_a_row} trials in a row were lost; the last: {record.detail}"
 
     def _tell(self, trial: optuna.Trial, record: TrialRecord) -> TrialRecord:
         """Attributes first, then the end: Optuna takes none afterwards."""
