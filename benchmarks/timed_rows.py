@@ -13,10 +13,14 @@ from benchmarks.published import PublishedRow, read_throughput
 from search_spaces.calibration import Measured
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
-from search_spaces.model import ModelSpec, Workload
+from search_spaces.model import ModelSpec, RunSettings, Workload
 
 WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
+IN_ORDER = RunSettings(env={"CUDA_DEVICE_MAX_CONNECTIONS": None})
+"""Megatron-LM before September 2021 and the Megatron-DeepSpeed made of it: no exchange of TP ranks beside a product, as where the
+device has several queues; overlap came with `async_tensor_model_parallel_allreduce` (commit 3f65246911).
+"""
 # InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
@@ -97,7 +101,9 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     if row.source_group in ("megatron-bridge-perf", "nemo-launcher") and row.config.sequence_parallel:
         changes["tp_comm_overlap"] = True  # NeMo's and Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
-    measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
+    settings = IN_ORDER if row.source_group in OLD_KERNELS else row.workload.settings
+    workload = row.workload.model_copy(update={"settings": settings})
+    measured = Measured(workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
     return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
 
@@ -158,7 +164,11 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         max_position_embeddings=int(raw["seq_len"]),
     )
     workload = Workload(
-        model=model, world_size=int(raw["n_gpus"]), global_batch_size=int(raw["global_batch"]), seq_length=int(raw["seq_len"])
+        model=model,
+        world_size=int(raw["n_gpus"]),
+        global_batch_size=int(raw["global_batch"]),
+        seq_length=int(raw["seq_len"]),
+        settings=IN_ORDER,
     )
     config = TrialConfig(
         tensor_model_parallel_size=int(raw["tp"]),

@@ -37,6 +37,9 @@ ATTENTION_BACKWARD = 1.5
 Same paper, figure 6 (flash attention 3, H100, heads 128 wide, 16,384 keys): 561 TFLOP/s.
 """
 
+SOFTMAX_APART = 32.0, 34.0
+"""Bytes per score, forward and backward, that torch's softmax moves more than the fused one: to 32 bits, scale, mask, softmax, back."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -139,16 +142,28 @@ def fused_attention(machine: Machine, tokens: Number, keys: Number, heads: Numbe
     return forward, ATTENTION_BACKWARD * (2.5 * products + exponentials) * (1.0 + tail / (2.0 * waves))
 
 
+def softmax_apart(scores: Number, keys: int) -> Floats:
+    """Where the softmax of stored scores runs as torch's kernels: 1, else 0 (fused_softmax.py is_kernel_available).
+
+    Args:
+        scores: Matrices of scores of a rank, sequences x heads; the fused kernel takes four at a time.
+        keys: Length of the sequence; it takes up to 4,096 and multiples of four.
+    """
+    fits = 16 < keys <= 4096 and keys % 4 == 0  # noqa: PLR2004
+    return np.where(np.bool_(fits) & (np.asarray(scores) % 4 == 0), 0.0, 1.0)
+
+
 def unfused_attention(
-    machine: Machine, rate: Number, tokens: Number, keys: Number, heads: Number, qk: int, v: int
+    machine: Machine, rate: Number, tokens: Number, keys: Number, heads: Number, qk: int, v: int, apart: Number = 0.0
 ) -> tuple[Floats, Floats]:
     """Seconds of attention through stored scores, forward and backward.
 
     Two batched products over all positions, and the passes over the scores: softmax and dropout read and write 16-bit scores and an
-    8-bit mask (Korthikanti et al. 2022, section 4: 5 a s^2 b bytes are kept).
+    8-bit mask (Korthikanti et al. 2022, section 4: 5 a s^2 b bytes are kept). `apart`: `softmax_apart`.
     """
     elements = tokens * keys * heads
     slow = alignment(qk, v)
     reached = rate * np.float64(min(qk, v) / (min(qk, v) + SHORT_INNER))
     products = 2.0 * elements * (qk + v) / reached * slow
-    return products + 13.0 * elements / machine.bandwidth, 2.0 * products + 19.0 * elements / machine.bandwidth
+    forward, backward = (13.0 + SOFTMAX_APART[0] * apart, 19.0 + SOFTMAX_APART[1] * apart)
+    return products + forward * elements / machine.bandwidth, 2.0 * products + backward * elements / machine.bandwidth

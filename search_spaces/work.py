@@ -55,6 +55,7 @@ LAYER_KNOBS = (
     "fp8_recipe",
     "attention_backend",
     "cuda_graph_impl",
+    "environment",
 )
 
 
@@ -222,5 +223,8 @@ class Shapes:
         return self._seen(reduced + np.where(sliced & np.bool_(whole), half, 0.0), beside)
 
     def _seen(self, seconds: Floats, beside: Floats) -> Floats:
-        c = self.machine.coefficients
-        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - c.tp_hidden * beside)
+        """Less what hides it; with several queues to the device (before Blackwell) a collective waits for products given first."""
+        c, connections = self.machine.coefficients, self.columns.connections
+        first = (connections == "auto") | (connections == "1") | np.bool_(self.columns.workload.settings.gpu_arch_major >= 10)
+        alone = seconds - np.where(first, c.tp_hidden, 0.0) * beside
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), alone)
