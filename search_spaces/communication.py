@@ -15,8 +15,8 @@ from search_spaces.kernels import Floats, Machine, Number
 START_S = 10e-6
 """Seconds before the first step of a collective, at a latency coefficient of 1.
 
-All-reduces of up to 4 MiB on A100: 30 us and 8 us more with every rank beyond the first (vTrain, trace/a100, of 2 to 8 GPUs); 8 GPUs
-take 100 us on another machine and 40 to 50 us on H200 and B200 (ml-engineering, "Network", all_reduce_perf and all_reduce_bench).
+All-reduces of up to 64 MiB on A100: 30 us and 8 us more with every rank beyond the first (vTrain, trace/a100, of 2, 4 and 8 GPUs);
+eight take 100 us on another machine, 40 to 50 us on H200 and B200 (ml-engineering, "Network": all_reduce_perf, all_reduce_bench).
 """
 
 

@@ -38,7 +38,10 @@ Same paper, figure 6 (flash attention 3, H100, heads 128 wide, 16,384 keys): 561
 """
 
 SOFTMAX_APART = 32.0, 34.0
-"""Bytes per score, forward and backward, that torch's softmax moves more than the fused one: to 32 bits, scale, mask, softmax, back."""
+"""Bytes per score, forward and backward, that torch's softmax moves more than the fused one.
+
+It casts to 32 bits, scales, masks, takes the softmax and casts back, each a kernel (fused_softmax.py forward_torch_softmax).
+"""
 
 
 @dataclass(frozen=True, slots=True)

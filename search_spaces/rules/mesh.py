@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from search_spaces.columns import Columns
 from search_spaces.rules.base import Finding, Rule, finding, near_divisors
