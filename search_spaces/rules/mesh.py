@@ -98,7 +98,7 @@ def batch_over_replicas(c: Columns) -> Finding:
 
 def device_connections(c: Columns) -> Finding:
     """Before Blackwell TP and CP need CUDA_DEVICE_MAX_CONNECTIONS=1, FSDP must not have it (arguments.py validate_args)."""
-    value = c.connections
+    value = c.variable("CUDA_DEVICE_MAX_CONNECTIONS")
     exempt = c.flag("use_torch_fsdp2") | c.flag("use_megatron_fsdp") | c.flag("overlap_moe_expert_parallel_comm")
     needs_one = ((c.tp > 1) | (c.cp > 1)) & ~exempt & (c.workload.settings.gpu_arch_major < 10) & (c.workload.device == "cuda")
     return finding(
@@ -116,7 +116,7 @@ def fsdp_connections(c: Columns) -> Finding:
     """Both FSDP kinds refuse CUDA_DEVICE_MAX_CONNECTIONS=1 (arguments.py validate_args)."""
     fsdp = c.flag("use_torch_fsdp2") | c.flag("use_megatron_fsdp")
     return finding(
-        fsdp & np.equal(c.connections, "1"),
+        fsdp & np.equal(c.variable("CUDA_DEVICE_MAX_CONNECTIONS"), "1"),
         "FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset or above 1, but it is 1",
     )
 

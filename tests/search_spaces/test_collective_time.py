@@ -35,11 +35,16 @@ def test_small_all_reduces_take_as_long_as_measured(name, ranks):
 
 def exchange(settings: RunSettings | None = None, **knobs) -> float:
     """Seconds of the tensor parallel exchange of a step."""
+    return part("tp_comm", settings, **knobs)
+
+
+def part(name: str, settings: RunSettings | None = None, **knobs) -> float:
+    """Seconds of a part of a step."""
     model = ModelSpec(num_layers=24, hidden_size=4096, num_attention_heads=32, vocab_size=51200)
     workload = Workload(model=model, world_size=8, global_batch_size=16, seq_length=4096, settings=settings or RunSettings())
     device = gpu("a100")
     config = TrialConfig(tensor_model_parallel_size=8, **knobs)
-    return float(estimate(Columns.of(workload, config), device, links_of(device, 8), Coefficients()).parts["tp_comm"][0])
+    return float(estimate(Columns.of(workload, config), device, links_of(device, 8), Coefficients()).parts[name][0])
 
 
 def test_products_hide_no_exchange_that_several_queues_let_run_after_them():
@@ -47,3 +52,9 @@ def test_products_hide_no_exchange_that_several_queues_let_run_after_them():
     assert exchange(environment=one) == exchange() < exchange(environment=many)
     assert exchange(RunSettings(env={})) == exchange(environment=many)
     assert exchange(RunSettings(gpu_arch_major=10), environment=many) == exchange()
+
+
+def test_launches_that_block_hide_no_host_time():
+    blocking = (("CUDA_LAUNCH_BLOCKING", "1"),)
+    assert part("launch", environment=blocking) > 3 * part("launch") > 0
+    assert part("gemm", environment=blocking) == part("gemm")
