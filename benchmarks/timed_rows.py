@@ -21,6 +21,8 @@ IN_ORDER = RunSettings(env={"CUDA_DEVICE_MAX_CONNECTIONS": None})
 """Megatron-LM before September 2021 and the Megatron-DeepSpeed made of it: no exchange of TP ranks beside a product, as where the
 device has several queues; overlap came with `async_tensor_model_parallel_allreduce` (commit 3f65246911).
 """
+MAY_HANG = 320
+"""Ranks from which BigScience's runs hung unless launches block (chronicles-prequel.md, "dealing with JZ hanging on the large model")."""
 # InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
@@ -101,11 +103,18 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     if row.source_group in ("megatron-bridge-perf", "nemo-launcher") and row.config.sequence_parallel:
         changes["tp_comm_overlap"] = True  # NeMo's and Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
-    settings = IN_ORDER if row.source_group in OLD_KERNELS else row.workload.settings
-    workload = row.workload.model_copy(update={"settings": settings})
+    workload = row.workload.model_copy(update={"settings": _settings(row)})
     measured = Measured(workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
     return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
+
+
+def _settings(row: PublishedRow) -> RunSettings:
+    """The environment that follows from the software of a source."""
+    if row.source_group not in OLD_KERNELS:
+        return row.workload.settings
+    blocks = row.source_group == "bigscience-bloom" and row.workload.world_size >= MAY_HANG
+    return RunSettings(env={**(IN_ORDER.env or {}), "CUDA_LAUNCH_BLOCKING": "1" if blocks else None})
 
 
 def software_of(raw: Mapping[str, str]) -> str:
