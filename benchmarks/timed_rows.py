@@ -22,7 +22,7 @@ IN_ORDER = RunSettings(env={"CUDA_DEVICE_MAX_CONNECTIONS": None})
 device has several queues; overlap came with `async_tensor_model_parallel_allreduce` (commit 3f65246911).
 """
 MAY_HANG = 320
-"""Ranks from which BigScience's runs hung unless launches block (chronicles-prequel.md, "dealing with JZ hanging on the large model")."""
+"""Ranks from which BigScience's runs hung unless launches block (chronicles-prequel.md, "dealing with JZ hanging ...")."""
 # InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
