@@ -80,8 +80,8 @@ def embedding_piece(s: Shapes) -> Piece:
 
 def head_piece(s: Shapes) -> Piece:
     """The last norm, the logits' product and the vocabulary-parallel cross-entropy (16-bit logits, 32-bit passes over them)."""
-    vocabulary = s.model.padded_vocab_size(1) / s.tp
-    forward, dgrad, wgrad = linear(s.machine, _wide_rate(s), s.tokens, s.model.hidden_size, np.ceil(vocabulary / 128) * 128)
+    vocabulary = s.columns.derive("tensor_model_parallel_size", s.model.padded_vocab_size) / s.tp
+    forward, dgrad, wgrad = linear(s.machine, _wide_rate(s), s.tokens, s.model.hidden_size, vocabulary)
     logits = s.tokens * vocabulary / s.machine.bandwidth
     small = np.where(s.tp > 1, 3.0 * s.group(s.tp, 1.0).reduce(4.0 * s.tokens), 0.0)
     gather = np.where(s.split > 1, s.tp_exchange() / 2.0, 0.0)

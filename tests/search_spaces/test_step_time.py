@@ -188,7 +188,7 @@ def test_small_and_misaligned_products_are_less_efficient():
     big = gemm_seconds(machine, 5e14, 8192.0, 8192.0, 8192.0)
     small = gemm_seconds(machine, 5e14, 512.0, 512.0, 512.0)
     assert small / 512.0**3 > 2 * big / 8192.0**3
-    assert alignment(4096, 1024) == 1 < alignment(1800, 4096) < alignment(4096, 12, 108)
+    assert alignment(DEVICE, 4096, 1024) == 1 < alignment(DEVICE, 1800, 4096) < alignment(DEVICE, 4096, 12)
 
 
 def test_watts_limit_products_where_an_operation_has_few():
