@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.published import PublishedRow, read_throughput
+from benchmarks.published_golden import GPT_2_VOCABULARY
 from search_spaces.calibration import Measured
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
@@ -23,6 +24,7 @@ device has several queues; overlap came with `async_tensor_model_parallel_allred
 """
 MAY_HANG = 320
 """Ranks from which BigScience's runs hung unless launches block (chronicles-prequel.md, "dealing with JZ hanging ...")."""
+WORDS = 128  # Megatron's default of make_vocab_size_divisible_by
 # InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
@@ -60,10 +62,17 @@ class TimedRow:
         return self.gpu.name, self.measured.workload.world_size <= self.links.domain, self.software
 
     @property
+    def model(self) -> ModelSpec:
+        """The model with Megatron's default padding: one for all rows, however many words their ranks had."""
+        model = self.measured.workload.model
+        padded = {"vocab_size": -(-model.vocab_size // WORDS) * WORDS, "make_vocab_size_divisible_by": WORDS}
+        return model.model_copy(update=padded)
+
+    @property
     def group(self) -> tuple[Any, ...]:
         """What a ranking is over: model, GPU, count, global batch, sequence length."""
         w = self.measured.workload
-        return self.gpu.name, w.model, w.world_size, w.global_batch_size, w.seq_length
+        return self.gpu.name, self.model, w.world_size, w.global_batch_size, w.seq_length
 
 
 def read(folder: Path) -> list[TimedRow]:
@@ -160,11 +169,14 @@ def _from_flops(row: PublishedRow, raw: Mapping[str, str]) -> float | None:
 
 
 def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
+    """A row of vTrain, whose profiler gives each rank words // TP of GPT-2's and pads nothing (src/model/gpt_modeling.py)."""
+    tensor_parallel = int(raw["tp"])
     model = ModelSpec(
         num_layers=int(raw["layers"]),
         hidden_size=int(raw["hidden"]),
         num_attention_heads=int(raw["heads"]),
-        vocab_size=51200,
+        vocab_size=GPT_2_VOCABULARY // tensor_parallel * tensor_parallel,
+        make_vocab_size_divisible_by=1,
         swiglu=False,
         normalization="LayerNorm",
         add_bias_linear=True,
@@ -180,7 +192,7 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         settings=IN_ORDER,
     )
     config = TrialConfig(
-        tensor_model_parallel_size=int(raw["tp"]),
+        tensor_model_parallel_size=tensor_parallel,
         pipeline_model_parallel_size=int(raw["pp"]),
         micro_batch_size=int(raw["micro_batch"]),
         precision="fp16",

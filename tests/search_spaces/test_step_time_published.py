@@ -14,12 +14,12 @@ from search_spaces.prediction import step_time_error
 
 TOLERANCE = 0.01
 RECORDED: dict[str, tuple[float, float]] = {
-    "sc21-table1": (0.098, 0.031),
-    "bigscience-bloom": (0.049, 0.055),
-    "internevo": (0.039, 0.029),
+    "sc21-table1": (0.079, 0.030),
+    "bigscience-bloom": (0.051, 0.060),
+    "internevo": (0.050, 0.029),
     "simumax-b200": (0.056, 0.027),
     "nemo-launcher": (0.062, 0.054),
-    "vtrain": (0.087, 0.069),
+    "vtrain": (0.083, 0.081),
 }
 """Mean absolute error shipped (source held out of the fit) and calibrated (five rows), as measured on the carried rows."""
 
