@@ -44,6 +44,14 @@ def test_ranking_does_not_get_worse(entries):
     assert found["kendall_tau"] > max(found["tau_parameters_tokens"], found["tau_fewest_ranks"])
 
 
+def test_vtrains_ranks_have_their_share_of_words_and_its_rows_one_model():
+    rows = by_source(carried())["vtrain"]
+    ranks = {(row.measured.config.tensor_model_parallel_size, row.measured.workload.model) for row in rows}
+    assert {tp for tp, _ in ranks} >= {1, 2, 4, 8}
+    assert all(model.padded_vocab_size(tp) // tp == 50257 // tp for tp, model in ranks)
+    assert {row.model.padded_vocab_size(1) for row in rows} == {50304}
+
+
 def test_the_band_counts_each_source_once():
     groups = [
         {"quantity": quantity, "mode": mode, "mape": mape, "n": n}
