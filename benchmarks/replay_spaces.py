@@ -128,7 +128,7 @@ def _spec(rows: Sequence[TimedRow]) -> StudySpec:
     model = f"h{workload.model.hidden_size}-L{workload.model.num_layers}"
     return StudySpec(
         name=f"{first.source}-{model}-g{workload.world_size}-b{workload.global_batch_size}",
-        model=workload.model,
+        model=first.model,
         pools=({"name": "table", "gpu": first.gpu.name, "nodes": workload.world_size // per_node, "gpus_per_node": per_node},),
         global_batch_size=workload.global_batch_size,
         seq_length=workload.seq_length,

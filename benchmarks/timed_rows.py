@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.published import PublishedRow, read_throughput
+from benchmarks.published_golden import GPT_2_VOCABULARY
 from search_spaces.calibration import Measured
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
-from search_spaces.model import ModelSpec, Workload
+from search_spaces.model import ModelSpec, RunSettings, Workload
 
 WORKLOAD = {"global_batch_size", "seq_length", "micro_batch_size"}
 OLD_KERNELS = ("bigscience-bloom", "sc21-table1", "vtrain")
+IN_ORDER = RunSettings(env={"CUDA_DEVICE_MAX_CONNECTIONS": None})
+"""Megatron-LM before September 2021 and the Megatron-DeepSpeed made of it: no exchange of TP ranks beside a product, as where the
+device has several queues; overlap came with `async_tensor_model_parallel_allreduce` (commit 3f65246911).
+"""
+MAY_HANG = 320
+"""Ranks from which BigScience's runs hung unless launches block (chronicles-prequel.md, "dealing with JZ hanging ...")."""
+WORDS = 128  # Megatron's default of make_vocab_size_divisible_by
 # InternEvo's configurations set overlap_sync_grad (configs/7B_sft.py); llm-foundry trains with flash attention 2
 OVERLAPPED, FLASH_2 = ("internevo",), ("llm-foundry",)
 HALF_GRADIENTS = (*OLD_KERNELS, "internevo")  # fp16 or bf16 gradients; BLOOM's bf16 optimizer says that it accumulates in fp32
@@ -54,10 +62,17 @@ class TimedRow:
         return self.gpu.name, self.measured.workload.world_size <= self.links.domain, self.software
 
     @property
+    def model(self) -> ModelSpec:
+        """The model with Megatron's default padding: one for all rows, however many words their ranks had."""
+        model = self.measured.workload.model
+        padded = {"vocab_size": -(-model.vocab_size // WORDS) * WORDS, "make_vocab_size_divisible_by": WORDS}
+        return model.model_copy(update=padded)
+
+    @property
     def group(self) -> tuple[Any, ...]:
         """What a ranking is over: model, GPU, count, global batch, sequence length."""
         w = self.measured.workload
-        return self.gpu.name, w.model, w.world_size, w.global_batch_size, w.seq_length
+        return self.gpu.name, self.model, w.world_size, w.global_batch_size, w.seq_length
 
 
 def read(folder: Path) -> list[TimedRow]:
@@ -97,9 +112,18 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     if row.source_group in ("megatron-bridge-perf", "nemo-launcher") and row.config.sequence_parallel:
         changes["tp_comm_overlap"] = True  # NeMo's and Megatron-Bridge's performance recipes switch it on wherever TP > 1
     routing: Literal["balanced", "real"] = "balanced" if row.facts.forced_balance or not row.workload.model.is_moe else "real"
-    measured = Measured(row.workload, row.config.model_copy(update=changes), seconds, routing)
+    workload = row.workload.model_copy(update={"settings": _settings(row)})
+    measured = Measured(workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
     return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
+
+
+def _settings(row: PublishedRow) -> RunSettings:
+    """The environment that follows from the software of a source."""
+    if row.source_group not in OLD_KERNELS:
+        return row.workload.settings
+    blocks = row.source_group == "bigscience-bloom" and row.workload.world_size >= MAY_HANG
+    return RunSettings(env={**(IN_ORDER.env or {}), "CUDA_LAUNCH_BLOCKING": "1" if blocks else None})
 
 
 def software_of(raw: Mapping[str, str]) -> str:
@@ -145,11 +169,14 @@ def _from_flops(row: PublishedRow, raw: Mapping[str, str]) -> float | None:
 
 
 def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
+    """A row of vTrain, whose profiler gives each rank words // TP of GPT-2's and pads nothing (src/model/gpt_modeling.py)."""
+    tensor_parallel = int(raw["tp"])
     model = ModelSpec(
         num_layers=int(raw["layers"]),
         hidden_size=int(raw["hidden"]),
         num_attention_heads=int(raw["heads"]),
-        vocab_size=51200,
+        vocab_size=GPT_2_VOCABULARY // tensor_parallel * tensor_parallel,
+        make_vocab_size_divisible_by=1,
         swiglu=False,
         normalization="LayerNorm",
         add_bias_linear=True,
@@ -158,10 +185,14 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         max_position_embeddings=int(raw["seq_len"]),
     )
     workload = Workload(
-        model=model, world_size=int(raw["n_gpus"]), global_batch_size=int(raw["global_batch"]), seq_length=int(raw["seq_len"])
+        model=model,
+        world_size=int(raw["n_gpus"]),
+        global_batch_size=int(raw["global_batch"]),
+        seq_length=int(raw["seq_len"]),
+        settings=IN_ORDER,
     )
     config = TrialConfig(
-        tensor_model_parallel_size=int(raw["tp"]),
+        tensor_model_parallel_size=tensor_parallel,
         pipeline_model_parallel_size=int(raw["pp"]),
         micro_batch_size=int(raw["micro_batch"]),
         precision="fp16",

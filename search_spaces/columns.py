@@ -117,6 +117,12 @@ class Columns:
         column = self.column(knob)
         return np.array([words(value) for value in column.values]).take(column.codes)
 
+    def variable(self, name: str) -> npt.NDArray[np.str_]:
+        """An environment variable of the ranks: its value, "unset", or "auto" where the launcher chooses."""
+        outer = self.workload.settings.env
+        inherited = "auto" if outer is None else outer.get(name)
+        return self.text("environment", lambda inner: dict(inner).get(name, inherited) or "unset")
+
     # Shapes and sizes -------------------------------------------------------------------------------------------------------
 
     @property

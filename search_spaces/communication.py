@@ -12,6 +12,13 @@ import numpy as np
 
 from search_spaces.kernels import Floats, Machine, Number
 
+START_S = 10e-6
+"""Seconds before the first step of a collective, at a latency coefficient of 1.
+
+All-reduces of up to 64 MiB on A100: 30 us and 8 us more with every rank beyond the first (vTrain, trace/a100, of 2, 4 and 8 GPUs);
+eight take 100 us on another machine, 40 to 50 us on H200 and B200 (ml-engineering, "Network": all_reduce_perf, all_reduce_bench).
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -45,9 +52,9 @@ class Group:
 
     @property
     def _steps(self) -> Floats:
-        """Seconds of latency of one pass around the group: local steps in a ring, domains in a tree."""
+        """Seconds of latency of one pass around the group: its start, local steps in a ring, domains in a tree."""
         links, scale = self.machine.links, self.machine.coefficients.latency
-        local = (self.local - 1) * links.inside.latency_s
+        local = START_S * (self.size > 1) + (self.local - 1) * links.inside.latency_s
         return scale * (local + np.ceil(np.log2(np.maximum(self.spans, 1.0))) * links.between.latency_s)
 
     def gather(self, size: Number) -> Floats:

@@ -79,10 +79,14 @@ class GpuSpec(BaseModel):
         return self
 
     @property
+    def operations_per_clock(self) -> float:
+        """Operations of 16-bit products that one multiprocessor finishes per clock."""
+        return self.peak("bf16") / (self.multiprocessors * self.clock_mhz.boost * 1e6)
+
+    @property
     def exponential_width(self) -> float:
         """Width of a head at which a score's two products take as long as its exponential."""
-        operations_per_clock = self.peak("bf16") / (self.multiprocessors * self.clock_mhz.boost * 1e6)
-        return operations_per_clock / (4.0 * self.exponentials_per_clock)
+        return self.operations_per_clock / (4.0 * self.exponentials_per_clock)
 
     def peak(self, precision: Precision) -> float:
         """Dense operations/s; a precision the device lacks runs at the next wider one it has (fp4 -> fp8 -> bf16 -> fp32)."""

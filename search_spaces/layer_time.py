@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from search_spaces.kernels import OLD_FLASH, Floats, fused_attention, linear, unfused_attention
+from search_spaces.kernels import OLD_FLASH, Floats, fused_attention, linear, softmax_apart, unfused_attention
 from search_spaces.work import NONE, Piece, Shapes, Work, work
 
 _BACKWARD_HOST = 1.3  # launches of the backward pass come from C++: more kernels, less time for each
@@ -80,8 +80,8 @@ def embedding_piece(s: Shapes) -> Piece:
 
 def head_piece(s: Shapes) -> Piece:
     """The last norm, the logits' product and the vocabulary-parallel cross-entropy (16-bit logits, 32-bit passes over them)."""
-    vocabulary = s.model.padded_vocab_size(1) / s.tp
-    forward, dgrad, wgrad = linear(s.machine, _wide_rate(s), s.tokens, s.model.hidden_size, np.ceil(vocabulary / 128) * 128)
+    vocabulary = s.columns.derive("tensor_model_parallel_size", s.model.padded_vocab_size) / s.tp
+    forward, dgrad, wgrad = linear(s.machine, _wide_rate(s), s.tokens, s.model.hidden_size, vocabulary)
     logits = s.tokens * vocabulary / s.machine.bandwidth
     small = np.where(s.tp > 1, 3.0 * s.group(s.tp, 1.0).reduce(4.0 * s.tokens), 0.0)
     gather = np.where(s.split > 1, s.tp_exchange() / 2.0, 0.0)
@@ -163,9 +163,10 @@ def _core(s: Shapes) -> tuple[Floats, Floats, Floats]:
     slow = np.where(s.columns.equals("attention_backend", "flash") & np.bool_(hopper), 1.0 / OLD_FLASH, 1.0)
     fused = [slow * seconds for seconds in fused_attention(s.machine, s.tokens, float(s.seq_length), heads, qk, v)]
     wide = _wide_rate(s)
-    plain = unfused_attention(s.machine, wide, s.tokens, float(s.seq_length), heads, qk, v)
+    apart = softmax_apart(s.columns.mbs * heads, s.seq_length)
+    plain = unfused_attention(s.machine, wide, s.tokens, float(s.seq_length), heads, qk, v, apart)
     stored = s.columns.equals("attention_backend", "unfused", "local")
-    return np.where(stored, plain[0], fused[0]), np.where(stored, plain[1], fused[1]), np.where(stored, 10.0, 3.0)
+    return np.where(stored, plain[0], fused[0]), np.where(stored, plain[1], fused[1]), np.where(stored, 10.0 + 4.0 * apart, 3.0)
 
 
 def _context(s: Shapes, beside: Floats) -> tuple[Floats, Floats]:

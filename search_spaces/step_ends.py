@@ -133,7 +133,7 @@ def parameters(model: ModelSpec, c: Columns) -> dict[str, Parameters]:
     wide = 3 if model.swiglu else 2
     shared = wide * hidden * (model.moe_shared_expert_intermediate_size or 0) / c.tp + hidden * (model.num_experts or 0)
     experts = wide * hidden * model.expert_ffn_size * (model.num_experts or 0) / (c.ep * c.etp)
-    table = model.padded_vocab_size(1) * hidden / c.tp
+    table = c.derive("tensor_model_parallel_size", model.padded_vocab_size) * hidden / c.tp
     none = np.zeros(1)
     dense = Parameters(attention + wide * hidden * model.ffn_size / c.tp, none)
     moe = Parameters(attention + shared, experts)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from search_spaces.coefficients import Coefficients
-from search_spaces.columns import Columns
+from search_spaces.columns import Bools, Columns
 from search_spaces.distinct import distinct
 from search_spaces.expert_time import expert_piece
 from search_spaces.gpus import GpuSpec, Links
@@ -113,10 +113,11 @@ def layer_seconds(machine: Machine, columns: Columns, balanced: bool) -> tuple[F
     found = distinct(columns, LAYER_KNOBS)
     shapes = Shapes.of(machine, found.columns, balanced)
     pieces = _pieces(shapes, columns.model)
+    blocking = found.columns.variable("CUDA_LAUNCH_BLOCKING") == "1"
     seconds = np.zeros((KINDS, 8, found.size))
     again = np.zeros((KINDS, found.size))
     for kind, piece in enumerate(pieces):
-        seconds[kind], again[kind] = _visible(piece, found.size)
+        seconds[kind], again[kind] = _visible(piece, found.size, blocking)
     return seconds, again, found.rows
 
 
@@ -130,12 +131,12 @@ def _pieces(s: Shapes, model: ModelSpec) -> list[Piece]:
     return [dense, moe, embedding_piece(s), head, (moe if model.is_moe else dense).plus(head) if model.mtp_num_layers else nothing]
 
 
-def _visible(piece: Piece, size: int) -> tuple[Floats, Floats]:
+def _visible(piece: Piece, size: int, blocking: Bools) -> tuple[Floats, Floats]:
     """Device seconds by part, the host's where the device waits for it, and recomputation as one part."""
     both = piece.forward.plus(piece.backward)
-    waits = piece.forward.waits + piece.backward.waits
+    waits = piece.forward.waits(blocking) + piece.backward.waits(blocking)
     parts = np.stack([np.broadcast_to(part, (size,)) for part in (*both[:7], waits)])
-    return parts, np.broadcast_to(piece.again.device + piece.again.waits, (size,))
+    return parts, np.broadcast_to(piece.again.device + piece.again.waits(blocking), (size,))
 
 
 __all__ = ["PARTS", "TimeTable", "estimate", "layer_seconds", "work"]

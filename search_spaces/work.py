@@ -55,6 +55,7 @@ LAYER_KNOBS = (
     "fp8_recipe",
     "attention_backend",
     "cuda_graph_impl",
+    "environment",
 )
 
 
@@ -83,15 +84,15 @@ class Work(NamedTuple):
         """Seconds of the device."""
         return self.gemm + self.attention + self.elementwise + self.routing + self.tp + self.cp + self.ep
 
-    @property
-    def waits(self) -> Floats:
+    def waits(self, blocking: Bools) -> Floats:
         """Seconds that the device waits for the host.
 
         The host runs ahead of the device, by a queue of a thousand launches, so that the longer of both sums decides; where they
         are alike each holds the other up at times, since neither a launch nor a kernel always takes the same: hence fourth powers.
+        Where launches block (CUDA_LAUNCH_BLOCKING) the host waits for every kernel, and the device for every launch.
         """
         device = self.device
-        return np.asarray(np.sqrt(np.hypot(device**2, self.host**2)) - device)
+        return np.where(blocking, self.host, np.sqrt(np.hypot(device**2, self.host**2)) - device)
 
 
 def work(**seconds: Floats | float) -> Work:
@@ -222,5 +223,8 @@ class Shapes:
         return self._seen(reduced + np.where(sliced & np.bool_(whole), half, 0.0), beside)
 
     def _seen(self, seconds: Floats, beside: Floats) -> Floats:
-        c = self.machine.coefficients
-        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), seconds - c.tp_hidden * beside)
+        """Less what hides it; with several queues to the device (before Blackwell) a collective waits for products given first."""
+        c, connections = self.machine.coefficients, self.columns.variable("CUDA_DEVICE_MAX_CONNECTIONS")
+        first = (connections == "auto") | (connections == "1") | np.bool_(self.columns.workload.settings.gpu_arch_major >= 10)
+        alone = seconds - np.where(first, c.tp_hidden, 0.0) * beside
+        return np.where(self.columns.flag("tp_comm_overlap"), seconds * (1.0 - c.overlap), alone)

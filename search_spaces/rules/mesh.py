@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from search_spaces.columns import Columns
 from search_spaces.rules.base import Finding, Rule, finding, near_divisors
@@ -99,7 +98,7 @@ def batch_over_replicas(c: Columns) -> Finding:
 
 def device_connections(c: Columns) -> Finding:
     """Before Blackwell TP and CP need CUDA_DEVICE_MAX_CONNECTIONS=1, FSDP must not have it (arguments.py validate_args)."""
-    value = _connections(c)
+    value = c.variable("CUDA_DEVICE_MAX_CONNECTIONS")
     exempt = c.flag("use_torch_fsdp2") | c.flag("use_megatron_fsdp") | c.flag("overlap_moe_expert_parallel_comm")
     needs_one = ((c.tp > 1) | (c.cp > 1)) & ~exempt & (c.workload.settings.gpu_arch_major < 10) & (c.workload.device == "cuda")
     return finding(
@@ -117,16 +116,9 @@ def fsdp_connections(c: Columns) -> Finding:
     """Both FSDP kinds refuse CUDA_DEVICE_MAX_CONNECTIONS=1 (arguments.py validate_args)."""
     fsdp = c.flag("use_torch_fsdp2") | c.flag("use_megatron_fsdp")
     return finding(
-        fsdp & np.equal(_connections(c), "1"),
+        fsdp & np.equal(c.variable("CUDA_DEVICE_MAX_CONNECTIONS"), "1"),
         "FSDP needs CUDA_DEVICE_MAX_CONNECTIONS unset or above 1, but it is 1",
     )
-
-
-def _connections(c: Columns) -> npt.NDArray[np.str_]:
-    """CUDA_DEVICE_MAX_CONNECTIONS of the ranks: a number, "unset", or "auto" where the launcher chooses."""
-    name, outer = "CUDA_DEVICE_MAX_CONNECTIONS", c.workload.settings.env
-    inherited = "auto" if outer is None else outer.get(name)
-    return c.text("environment", lambda inner: dict(inner).get(name, inherited) or "unset")
 
 
 RULES: tuple[Rule, ...] = (

@@ -188,7 +188,7 @@ def test_small_and_misaligned_products_are_less_efficient():
     big = gemm_seconds(machine, 5e14, 8192.0, 8192.0, 8192.0)
     small = gemm_seconds(machine, 5e14, 512.0, 512.0, 512.0)
     assert small / 512.0**3 > 2 * big / 8192.0**3
-    assert alignment(4096, 1024) == 1 < alignment(1800, 4096) < alignment(4096, 12, 108)
+    assert alignment(DEVICE, 4096, 1024) == 1 < alignment(DEVICE, 1800, 4096) < alignment(DEVICE, 4096, 12)
 
 
 def test_watts_limit_products_where_an_operation_has_few():
@@ -202,12 +202,13 @@ def test_watts_limit_products_where_an_operation_has_few():
 
 def test_the_longer_of_host_and_device_decides():
     def waits(device: float, host: float) -> float:
-        return float(work(gemm=device, host=host).waits)
+        return float(work(gemm=device, host=host).waits(np.bool_(False)))
 
     assert waits(1.0, 0.0) == 0
     assert waits(1.0, 0.5) < 0.02
     assert waits(1.0, 1.0) == pytest.approx(2**0.25 - 1)
     assert waits(0.01, 1.0) == pytest.approx(0.99, abs=0.001)
+    assert work(gemm=3.0, host=1.0).waits(np.bool_(True)) == 1
 
 
 def test_whole_activations_are_handed_over_without_sequence_parallelism():
