@@ -33,7 +33,7 @@ class Exported:
         megatron_args: Arguments for Megatron-LM's pretrain script: model, batch and knobs.
         machine_commands: What sets the winner's limits on every node before, because Megatron does not.
         command: Runs the trial program with it; the same on every node.
-        simulated: What says that nothing was measured, where trials were simulated; empty for a real study.
+        simulated: What says that nothing was measured, a line each, where trials were simulated; empty for a real study.
     """
 
     pool: PoolSpec
@@ -41,7 +41,7 @@ class Exported:
     megatron_args: tuple[str, ...]
     machine_commands: tuple[str, ...]
     command: Command
-    simulated: str = ""
+    simulated: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -51,7 +51,7 @@ class Exported:
             "gpu": self.pool.gpu,
             "world_size": self.pool.world_size,
             "simulated": bool(self.simulated),
-            "notes": [self.simulated] if self.simulated else [],
+            "notes": list(self.simulated),
             "trial": self.record.number,
             "config": self.record.config.changed(),
             "metrics": dict(self.record.metrics),
@@ -66,7 +66,7 @@ class Exported:
         where = f"# on {self.pool.world_size} x {self.pool.gpu} ({self.pool.name}); other machines may need another configuration"
         return "\n".join(
             [
-                *([f"# {self.simulated}"] if self.simulated else []),
+                *(f"# {line}" for line in self.simulated),
                 f"# trial {self.record.number} of {self.record.study}: {tokens:,.0f} tokens/s per GPU {how}",
                 where,
                 *(f"# before, on every node: {command}" for command in self.machine_commands),
@@ -96,7 +96,7 @@ def export_winner(folder: StateFolder, pool_name: str | None, nodes: int | None,
         megatron_args=megatron_args(spec, result.best.config),
         machine_commands=machine_commands(spec, result.pool, result.best.config),
         command=_command(spec, result.pool, result.best.config, target),
-        simulated="".join(note(spec)),
+        simulated=tuple(note(spec)),
     )
     (target / "winner.json").write_text(json.dumps(exported.to_dict(), indent=2) + "\n", encoding="utf-8")
     return exported
