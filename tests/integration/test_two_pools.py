@@ -148,6 +148,7 @@ def check_best(study, small, large):
     assert best["overall"] == faster.pool.name
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(400)
 def test_node_counts_of_a_pool_are_tuned_in_turns_on_the_first_nodes_of_one_slot(cluster, study_on):
     pool = {"name": "both", "gpu": "cpu", "nodes": [2, 1], "gpus_per_node": 2, "labels": SITE}
