@@ -102,6 +102,7 @@ def test_torchrun_command_needs_only_torch_and_megatron(tmp_path: Path) -> None:
     assert all(record.loss > 0 and record.tokens == 64 for record in records)
 
 
+@pytest.mark.acceptance
 def test_the_command_of_several_nodes_runs_when_each_of_them_runs_it(tmp_path: Path) -> None:
     workload = _workload().model_copy(update={"gpus_per_node": 1})
     config = TrialConfig(tensor_model_parallel_size=2, sequence_parallel=True, precision="fp32")
