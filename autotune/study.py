@@ -30,7 +30,7 @@ from autotune.spec import StudySpec, node_words, pool_key
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals, give_up
 from autotune.storage import drop_stale_lock, open_storage
-from autotune.time_limits import check_limits, predicted_step_s
+from autotune.time_limits import check_time_limits, predicted_step_s
 from autotune.tracking import Tracker
 from launchers.base import Launcher
 from search_spaces.hardware import PoolSpec
@@ -146,7 +146,7 @@ def check_baseline_time(spec: StudySpec, study: PoolStudy) -> None:
         SpecError: with the limit and what is predicted.
     """
     if not study.records and not study.violations(study.baseline):
-        check_limits(spec.measurement, predicted_step_s(study.pool, study.refit.metrics(study.baseline)))
+        check_time_limits(spec.measurement, predicted_step_s(study.pool, study.refit.metrics(study.baseline)))
 
 
 def _at_node_counts(pool: PoolSpec, open_one: Callable[[PoolSpec], PoolStudy]) -> tuple[list[PoolStudy], list[str]]:

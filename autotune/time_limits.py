@@ -47,7 +47,7 @@ def limits_of(measurement: Measurement, predicted_step_s: float, *, steps: int, 
     return Limits(startup_s, measurement.step_timeout_s or max(STEP_S, _STEP * predicted_step_s), trial_s)
 
 
-def check_limits(measurement: Measurement, predicted_step_s: float) -> None:
+def check_time_limits(measurement: Measurement, predicted_step_s: float) -> None:
     """Refuse limits of the study that its own baseline cannot keep: it would only show, an hour later, that it timed out.
 
     Args:
