@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 from autotune.belief import Belief
 from autotune.feasibility import succeeds
+from autotune.gains import CONSIDERED, DRAWS, Gains, gains_of
 from autotune.outlook import Limit, Outlook
 from autotune.residual_kernels import Floats
 from autotune.residual_model import (
@@ -105,6 +106,7 @@ class Choice:
         chance_of_gain: Upper bound of the probability that any candidate of the short list beats the best by `GAIN`: the sum of
             theirs; 1 before there is a best, 0 where limits were crossed too often for any to be tried (`OVERDRAWN`).
         larger_than_oom: Open candidates ranked down because one no larger ran out of memory under the same recompute.
+        gains: What this trial and further ones are expected to gain; None before there is a best, and in a Pareto study.
     """
 
     row: int
@@ -115,6 +117,7 @@ class Choice:
     keeps: float
     chance_of_gain: float
     larger_than_oom: int
+    gains: Gains | None
 
 
 class Model(Protocol):
@@ -160,6 +163,7 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
         keeps=float(keeps[place]),
         chance_of_gain=_chance_of_gain(belief, chance, best) if risk > OVERDRAWN or keeps[likely].max() > 1.0 - RISK else 0.0,
         larger_than_oom=int(view.memory.larger_than(out_of_memory)[rows].sum()) if view.memory else 0,
+        gains=_gains(model, belief, short, chance, best, believed, seed) if math.isfinite(best) else None,
     )
 
 
@@ -210,6 +214,19 @@ def _chance_of_gain(belief: Belief, chance: Floats, best: float) -> float:
         return 1.0
     beats = 1.0 - belief.probability_below(best + math.log1p(GAIN))
     return min(1.0, float((chance * beats).sum()))
+
+
+def _gains(
+    model: Model, belief: Belief, short: Rows, chance: Floats, best: float, believed: Floats, seed: tuple[int, ...]
+) -> Gains | None:
+    """What trials of the short list are expected to gain over the best measured; running ones reach what is expected of them."""
+    if not isinstance(model, ResidualModel):
+        return None
+    reached = max([best, *believed])
+    worth = chance * belief.expected_improvement(reached)
+    top = np.argsort(-worth, kind="stable")[:CONSIDERED]
+    random = np.random.default_rng(seed)
+    return gains_of(model.drawn(short[top], DRAWS, random), chance[top], reached, best, random)
 
 
 def believing(

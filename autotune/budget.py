@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,11 +13,12 @@ from launchers.outcome import Outcome
 from search_spaces.hardware import PoolSpec
 
 _JOULES_PER_KWH = 3.6e6
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What launched trials have cost; refused proposals cost nothing.
+    """What launched trials cost; refused proposals cost nothing.
 
     Attributes:
         trials: Exploring trials that showed a result, the baseline included; confirming runs come on top.
@@ -44,15 +47,52 @@ def spent(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
     )
 
 
+def usual(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
+    """What the median completed exploring trial has cost, by each measure; before one completed, no GPU-hours and else None."""
+    explored = [record for record in records if record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM]
+    each = [spent([record], pool) for record in explored]
+    return Spent(
+        trials=1,
+        gpu_hours=_median(one.gpu_hours for one in each) or 0.0,
+        energy_kwh=_median(one.energy_kwh for one in each),
+        usd=_median(one.usd for one in each),
+    )
+
+
 def used_up(budget: Budget, so_far: Spent) -> str:
     """Which budget is used up, as the reason of the study's end; empty while none is."""
-    limits = (
-        (budget.trials, so_far.trials, "trials"),
-        (budget.gpu_hours, so_far.gpu_hours, "GPU-hours"),
-        (budget.energy_kwh, so_far.energy_kwh, "kWh"),
-        (budget.usd, so_far.usd, "USD"),
-    )
-    for limit, used, unit in limits:
-        if limit is not None and used is not None and used >= limit:
+    for unit, limit, used in _kept(budget, so_far):
+        if used >= limit:
             return f"budget: {used:.4g} {unit}"
     return ""
+
+
+def affordable(budget: Budget, so_far: Spent, each: Spent) -> list[tuple[int, str]]:
+    """How many trials what is left of each budget pays for, with its unit, where both are known.
+
+    A trial may begin while anything is left, so the last one counts whole.
+
+    Args:
+        budget: All budgets.
+        so_far: What was spent.
+        each: What a trial costs.
+    """
+    costs = {unit: cost for unit, _, cost in _kept(budget, each) if cost > 0}
+    left = [(limit - used, unit) for unit, limit, used in _kept(budget, so_far) if unit in costs]
+    return [(math.ceil(amount / costs[unit] - _ROUNDING), unit) for amount, unit in left]
+
+
+def _kept(budget: Budget, amounts: Spent) -> list[tuple[str, float, float]]:
+    """Unit, limit and amount of every budget whose amount is known."""
+    every = (
+        ("trials", budget.trials, amounts.trials),
+        ("GPU-hours", budget.gpu_hours, amounts.gpu_hours),
+        ("kWh", budget.energy_kwh, amounts.energy_kwh),
+        ("USD", budget.usd, amounts.usd),
+    )
+    return [(unit, limit, amount) for unit, limit, amount in every if limit is not None and amount is not None]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.budget import Spent, spent
+from autotune.budget import Spent, spent, usual
 from autotune.confirm import Contender, Decision, contenders, decide
 from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
@@ -53,6 +53,11 @@ class Ledger:
     def spent(self) -> Spent:
         """What the trials have cost."""
         return spent(self.records, self._pool)
+
+    @property
+    def usual(self) -> Spent:
+        """What a trial costs, see `budget.usual`."""
+        return usual(self.records, self._pool)
 
     def valued(self, record: TrialRecord) -> TrialRecord:
         """The record with what it is worth: its score, its terms in a Pareto study, and the limits that it crosses.

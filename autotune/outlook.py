@@ -14,7 +14,7 @@ import numpy as np
 from autotune.feasibility import Memory
 from autotune.objective import Objective
 from autotune.residual_kernels import Floats
-from autotune.residual_model import Elsewhere, Features, run_noise
+from autotune.residual_model import NOISE, Elsewhere, Features
 from autotune.spec_parts import Bound
 from autotune.transfer import NOTHING, Earlier, Metrics, Past, Table
 from autotune.wall_metrics import judged_on
@@ -25,6 +25,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.prediction import Predictions
 
 METRICS_NOISE = 0.005
+_Z95 = 1.96
 """Standard deviation of the logarithm of measured watts or memory: they repeat more closely than seconds."""
 
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
@@ -113,6 +114,12 @@ def measured_log(metric: str, metrics: Metrics) -> float:
 def metrics_noise(_: Metrics) -> float:
     """`METRICS_NOISE`, whatever was measured."""
     return METRICS_NOISE
+
+
+def run_noise(metrics: Metrics) -> float:
+    """Standard deviation of a measured logarithm: `NOISE` between runs, and what the trial's own interval says."""
+    low, high = (metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
+    return math.hypot(NOISE, math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0)
 
 
 def predicted_log(metric: str, predictions: Predictions) -> Floats | None:

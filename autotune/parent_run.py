@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from autotune.forecast import Forecast
 from autotune.pareto_text import front_lines
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
+from autotune.results import FORECAST
 from autotune.spec import StudySpec
 from autotune.tracking import ParentRun, Tracker
 
@@ -39,6 +41,11 @@ class ParentOf:
         self._run_id = self._tracker.open_parent(self._parent)
         self._tracker.rebuild(self._study.records)
 
+    def foretell(self, forecast: Forecast | None) -> None:
+        """Tag it with what the rest of the budget buys; with nothing once the study explores no more."""
+        if self._run_id is not None:
+            self._tracker.tag_parent(self._run_id, {FORECAST: forecast.words() if forecast else ""})
+
     def close(self) -> None:
         """End it with the study's reason and the winner's figures."""
         if self._run_id is None:
@@ -52,6 +59,7 @@ class ParentOf:
             metrics=covered | ({f"best_{name}": value for name, value in best.metrics.items()} if best else {}),
             tags={
                 "end_reason": self._study.end_reason,
+                FORECAST: "",
                 "mlflow.note.content": "\n\n".join([*results.explanation, *front_lines(results)]),
                 **({"best_trial": str(best.number)} if best else {}),
                 **({"front": ", ".join(str(point.record.number) for point in results.front)} if results.front else {}),

@@ -21,11 +21,11 @@ from optuna.trial import FrozenTrial
 from autotune.acquisition import Choice, Model, Seen, believing, choose
 from autotune.belief import Belief
 from autotune.objective import THROUGHPUT, on_scale
-from autotune.outlook import Outlook, metrics_noise, predicted_log
+from autotune.outlook import Outlook, metrics_noise, predicted_log, run_noise
 from autotune.pareto import WORSE
 from autotune.records import TrialRecord
 from autotune.residual_kernels import Floats
-from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, ResidualModel, Rows, run_noise
+from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, ResidualModel, Rows
 from autotune.residual_sampler import ResidualSampler
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions

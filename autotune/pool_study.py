@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from autotune.pareto import directions
 from autotune.proposal import Proposal
 from autotune.records import RECORD_ATTRIBUTE, Phase, TrialRecord, TrialResult, record_to_json
 from autotune.refit import Refit
-from autotune.results import END_REASON, EXPLANATION, PoolResults, results_of, run_spread_of, stored_records, study_name
+from autotune.results import END_REASON, EXPLANATION, FORECAST, PoolResults, results_of, run_spread_of, stored_records, study_name
 from autotune.run_spread import RunSpread
 from autotune.sampler import candidate_sampler
 from autotune.spec import StudySpec
@@ -96,6 +96,7 @@ class PoolStudy:
         self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
         kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
         self._optuna = open_study(storage, self.name, self._sampler, *kept)
+        self._optuna.set_user_attr(END_REASON, "")  # one that is resumed goes on
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []
@@ -127,11 +128,6 @@ class PoolStudy:
     def notes(self) -> list[str]:
         """What its trials show that cannot be had here although it was asked for."""
         return self._ledger.notes()
-
-    @property
-    def outlook(self) -> tuple[float, float] | None:
-        """What the next trial is expected to gain, and the chance that any does; see `CandidateSampler.outlook`."""
-        return self._sampler.outlook
 
     @property
     def run_spread(self) -> RunSpread:
@@ -178,7 +174,7 @@ class PoolStudy:
     def _enough(self) -> str:
         """Why nothing new is tried any more; empty while it is."""
         self.end_reason = self._ledger.cannot_be_shown()
-        return self.end_reason or self.stopping.reason(self._ledger, len(self._running), self.outlook)
+        return self.end_reason or self.stopping.reason(self._ledger, len(self._running), self._sampler.outlook)
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""
@@ -219,7 +215,10 @@ class PoolStudy:
         # Those that others are compared with run to their end.
         beaten_s = self._ledger.beaten_step_s(self.workload) if phase is Phase.EXPLORE else None
         predicted, why = self.refit.metrics(config), self.starts.why(config)
-        self._running.append(Proposal(trial, config, phase, time.time(), predicted, beaten_s, why))
+        running, left, outlook = len(self._running), self.candidates.left, self._sampler.outlook
+        forecast = None if phase is Phase.CONFIRM else self.stopping.forecast(self._ledger, running, left, outlook)
+        trial.set_user_attr(FORECAST, forecast and asdict(forecast))
+        self._running.append(Proposal(trial, config, phase, time.time(), predicted, beaten_s, why, forecast))
         return self._running[-1]
 
     def _end_exploring(self, reason: str) -> None:

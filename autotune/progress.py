@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from types import TracebackType
 from typing import Self
@@ -11,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from autotune.forecast import Forecast, lasting
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialRecord, short
@@ -36,6 +36,8 @@ class Progress:
         self._refused = 0
         self._told: set[str] = set()
         self._explored = 0
+        self._due = False
+        self._forecasts: dict[str, Forecast | None] = {}
         self._started_s = time.time()
         self._launched_before = 0
 
@@ -59,8 +61,11 @@ class Progress:
             self._console.print(f"{study.name}: {len(study.table):,} legal candidates{known}; starting Ray and the first trial ...")
 
     def launched(self, study: PoolStudy, proposal: Proposal) -> None:
-        """Show it as running."""
-        self._running[study.name] = proposal
+        """Show it as running, and after some trials what is left."""
+        self._running[study.name], self._forecasts[study.name] = proposal, proposal.forecast
+        if self._live is None and self._due:
+            self._line(f"{self._spec.name}: {self._summary()}")
+        self._due = False
         self._draw()
 
     def ended(self, study: PoolStudy, record: TrialRecord) -> None:
@@ -74,9 +79,9 @@ class Progress:
             best = f"   best so far: trial {study.best.number}" if study.best else ""
             shown = f"{throughput(record)}  {short(record.config)}  {remark(record)}"
             self._line(f"{record.study} trial {record.number}: {shown}{best}")
-            self._explored += record.phase is not Phase.CONFIRM
-            if record.phase is not Phase.CONFIRM and self._explored % _FORECAST_EVERY == 0:
-                self._line(f"{self._spec.name}: {self._summary()}")
+        if record.phase is not Phase.CONFIRM:
+            self._explored += 1
+            self._due = self._explored % _FORECAST_EVERY == 0
         self._tell_notes(study)
         self._draw()
 
@@ -103,12 +108,15 @@ class Progress:
                 title = pool_title(self._spec, study.pool)
                 parts.append(f"best on {title}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
         for study in self._studies:
-            if (known := study.outlook) is not None:
-                title = pool_title(self._spec, study.pool)
-                parts.append(f"next on {title}: {math.expm1(known[0]):+.1%} expected, {known[1]:.0%} chance of 1 % more")
-        if (left_s := self._seconds_left(launched)) is not None:
-            parts.append(f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left")
+            if (forecast := self._forecast(study)) is not None:
+                parts.append(f"remaining budget on {pool_title(self._spec, study.pool)}: {forecast.words()}")
+        if left_s := self._seconds_left(launched):
+            parts.append(f"about {lasting(left_s)} left")
         return "   ".join(parts)
+
+    def _forecast(self, study: PoolStudy) -> Forecast | None:
+        """What its budget buys as of its last launch; None once it explores no more."""
+        return None if study.end_reason else self._forecasts.get(study.name)
 
     def _seconds_left(self, launched: int) -> float | None:
         """From the pace of this run and the budgets; None before the first trial has ended."""
@@ -116,7 +124,7 @@ class Progress:
         done = launched - self._launched_before
         if not done:
             return None
-        left_s = elapsed_s / done * (self._budget.trials * len(self._studies) - launched)
+        left_s = elapsed_s / done * sum(one.trials for study in self._studies if (one := self._forecast(study)) is not None)
         if self._budget.wall_time_s is not None:
             left_s = min(left_s, self._budget.wall_time_s - elapsed_s)
         return max(0.0, left_s)

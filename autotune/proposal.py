@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import optuna
 from optuna.trial import TrialState
 
+from autotune.forecast import Forecast
 from autotune.records import Phase, TrialRecord
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
@@ -27,6 +28,7 @@ class Proposal:
         predicted: What is predicted of it, as metrics.
         beaten_s: Step seconds that it has to reach to be of use; None = it runs to its end.
         why: Where its configuration comes from; empty where that is the study itself or its sampler.
+        forecast: What the budget buys from it on; None for a confirming run, which is on top of the budget.
     """
 
     trial: optuna.Trial
@@ -36,6 +38,7 @@ class Proposal:
     predicted: Mapping[str, float] = field(default_factory=dict)
     beaten_s: float | None = None
     why: str = ""
+    forecast: Forecast | None = None
 
     def withdraw(self) -> None:
         """End it unlaunched: it leaves no record, and may be proposed again."""

@@ -61,7 +61,8 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
     doubts = (*_contaminated(result), *_unsettled(result), *_growing(result))
     warnings = [Text(warning, style="yellow") for warning in (*doubts, *result.notes)]
     earlier = [result.earlier] if result.earlier else []
-    told = [Text(line) for line in (*front_lines(result), *result.explanation, *_at_the_wall(result), *earlier)]
+    left = [f"Remaining budget: {result.forecast.words()}."] if result.forecast else []
+    told = [Text(line) for line in (*left, *front_lines(result), *result.explanation, *_at_the_wall(result), *earlier)]
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
@@ -200,6 +201,7 @@ def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> lis
             "front": front_json(result),
             "hypervolume": result.hypervolume,
             "spent": asdict(result.spent),
+            "forecast": asdict(result.forecast) if result.forecast else None,
         }
         | ({"trials": [_trial_json(record) for record in result.records if not _refused(record)]} if trials else {})
         for result in results

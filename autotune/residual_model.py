@@ -42,7 +42,6 @@ NOISE = 0.02
 _OFFSET = 1.0
 _LEAST = 1e-6  # standard deviation of what is as good as known
 _PER_DEGREE = 0.001  # standard deviation of a logarithm's change per degree at the start: 20 degrees, a clock step or two
-_Z95 = 1.96
 EVIDENCE = 10
 """Trials whose likelihood weighs the hypotheses of a score; of more of them, each counts for less."""
 ENOUGH = 100
@@ -57,12 +56,6 @@ def warmer_c(metrics: Sequence[Mapping[str, float]]) -> Floats:
     celsius = np.array([measured.get(START_TEMPERATURE, np.nan) for measured in metrics])
     known = np.isfinite(celsius)
     return np.where(known, celsius - np.median(celsius[known]), 0.0) if known.any() else np.zeros(len(celsius))
-
-
-def run_noise(metrics: Mapping[str, float]) -> float:
-    """Standard deviation of a measured logarithm: `NOISE` between runs, and what the trial's own interval says."""
-    low, high = (metrics.get(f"tokens_per_s_per_gpu_{end}", 0.0) for end in ("low", "high"))
-    return math.hypot(NOISE, math.log(high / low) / (2 * _Z95) if 0 < low < high else 0.0)
 
 
 class Hypothesis(NamedTuple):
@@ -269,6 +262,15 @@ class ResidualModel:
         shape = len(found), len(rows)  # scikit-learn drops the axis of a single candidate
         residuals, deviations = (np.stack(part).reshape(shape) for part in zip(*found, strict=True))
         return Belief(self._predicted[rows] + self._offset + residuals, np.maximum(deviations, _LEAST), self._weights)
+
+    def drawn(self, rows: Rows, draws: int, random: np.random.Generator) -> Floats:
+        """Scores that some candidates may have together, (draws, candidates): each draw follows one of the hypotheses."""
+        seen, shares = self._features.started(rows, 0.0), random.multinomial(draws, self._weights)
+        joint = [fit.process.predict(seen, return_cov=True) for fit in self._fits]
+        found = [
+            random.multivariate_normal(mean, cov, size, method="eigh") for (mean, cov), size in zip(joint, shares, strict=True)
+        ]
+        return self._predicted[rows] + self._offset + np.concatenate(found)
 
     def rough_mean(self) -> Floats:
         """Expected score of all candidates without the knobs' smooth function: a few products per candidate."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -22,9 +22,9 @@ from threadpoolctl import threadpool_limits
 
 from autotune.acquisition import Choice, Seen, choose
 from autotune.candidates import Candidates
-from autotune.outlook import METRICS_NOISE, Expects, Outlook, outlook_of
+from autotune.outlook import METRICS_NOISE, Expects, Outlook, outlook_of, run_noise
 from autotune.records import TrialRecord, record_from_trial
-from autotune.residual_model import Rows, run_noise
+from autotune.residual_model import Rows
 from autotune.transfer import NOTHING, Earlier
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions
@@ -38,8 +38,7 @@ class ResidualSampler(BaseSampler):
     """Proposes open candidates of the table only.
 
     Attributes:
-        expected_improvement: Of the last proposal over the best so far, a logarithm; infinite before there is a best.
-        chance_of_gain: Upper bound of the probability that any open candidate is a gain (`acquisition.GAIN`), at that time.
+        chosen: The last proposal; None before any.
     """
 
     def __init__(
@@ -59,8 +58,7 @@ class ResidualSampler(BaseSampler):
             expects: What the study values and allows.
             earlier: Trials of earlier studies that the models start with; none of them is the study's own.
         """
-        self.expected_improvement = math.inf
-        self.chance_of_gain = 1.0
+        self.chosen: Choice | None = None
         self._candidates = candidates
         self._predictions = predictions
         self._seed = seed
@@ -80,9 +78,9 @@ class ResidualSampler(BaseSampler):
             return {}
         # The matrices are small: on a busy machine more threads only wait for each other.
         with threadpool_limits(limits=1):
-            found = self.choice(study, trial, rows)
-        self.expected_improvement, self.chance_of_gain = found.improvement, found.chance_of_gain
-        why = {name: value if math.isfinite(value) else None for name, value in asdict(found).items()}
+            self.chosen = found = self.choice(study, trial, rows)
+        told = asdict(replace(found, gains=None))
+        why = {name: value if math.isfinite(value) else None for name, value in told.items() if value is not None}
         study._storage.set_trial_system_attr(trial._trial_id, WHY, why)
         return dict(self._candidates.params_of_row(found.row))
 

@@ -13,6 +13,7 @@ from autotune.attached import with_attached
 from autotune.budget import Spent
 from autotune.confirm import Decision
 from autotune.earlier import told
+from autotune.forecast import Forecast
 from autotune.ledger import Ledger
 from autotune.one_driver import Driver, running_driver
 from autotune.pareto import Point
@@ -29,6 +30,8 @@ from search_spaces.hardware import PoolSpec
 
 END_REASON = "end_reason"
 EXPLANATION = "explanation"
+FORECAST = "forecast"
+"""Attribute of a trial: what the budget bought from it on."""
 _NOTES = "notes"
 
 
@@ -51,6 +54,7 @@ class PoolResults:
         front: In a Pareto study, the configurations that no other one beats in every term, the knee first.
         hypervolume: What the front covers, see `pareto.hypervolume`; None in a study for one score.
         earlier: What of earlier studies its search started with, in one line; empty where nothing.
+        forecast: What the rest of the budget buys, as of the last launch; None where exploring is over, or nothing was launched.
     """
 
     study: str
@@ -67,6 +71,7 @@ class PoolResults:
     front: tuple[Point, ...] = ()
     hypervolume: float | None = None
     earlier: str = ""
+    forecast: Forecast | None = None
 
     @property
     def baseline(self) -> TrialRecord | None:
@@ -102,7 +107,8 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
     """Read one study."""
     stored = stored_records(study)
     ledger = Ledger(spec, pool, tuple(record for trial, record in stored if record is not None and trial.state.is_finished()))
-    best = ledger.best()
+    best, end_reason = ledger.best(), study.user_attrs.get(END_REASON, "")
+    forecast = stored[-1][0].user_attrs.get(FORECAST) if stored and not end_reason else None
     return PoolResults(
         study=study.study_name,
         pool=pool,
@@ -112,12 +118,13 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
         decision=ledger.decision(),
         nearest=ledger.nearest() if best is None else None,
         spent=ledger.spent,
-        end_reason=study.user_attrs.get(END_REASON, ""),
+        end_reason=end_reason,
         explanation=tuple(study.user_attrs.get(EXPLANATION, ())),
         notes=(*study.user_attrs.get(_NOTES, ()), *ledger.notes()),
         front=ledger.front(),
         hypervolume=ledger.hypervolume(),
         earlier=told(spec, study.user_attrs),
+        forecast=Forecast.from_json(forecast) if forecast else None,
     )
 
 

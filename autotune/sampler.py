@@ -16,6 +16,7 @@ from optuna.samplers import BaseSampler, GPSampler, NSGAIISampler, RandomSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from autotune.acquisition import Choice
 from autotune.candidates import Candidates
 from autotune.outlook import Expects
 from autotune.spec import SamplerName, StudySpec
@@ -78,10 +79,10 @@ class CandidateSampler(BaseSampler):
         self._candidates = candidates
 
     @property
-    def outlook(self) -> tuple[float, float] | None:
-        """Expected improvement of the last proposal, a logarithm, and the chance that any candidate gains; None where unknown."""
-        known = getattr(self._inner, "expected_improvement", math.inf), getattr(self._inner, "chance_of_gain", 1.0)
-        return known if math.isfinite(known[0]) else None
+    def outlook(self) -> Choice | None:
+        """The last proposal and what it promises; None where there is no model, or nothing to compare with."""
+        chosen: Choice | None = getattr(self._inner, "chosen", None)
+        return chosen if chosen is not None and math.isfinite(chosen.improvement) else None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole table's, from the first trial on."""

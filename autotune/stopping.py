@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from autotune.acquisition import Choice
 from autotune.budget import used_up
+from autotune.forecast import Forecast, forecast_of
 from autotune.ledger import Ledger
 from autotune.spec import StudySpec
 
@@ -33,36 +35,53 @@ class Stopping:
         """Go by this clock from now on, until that time."""
         self._now_s, self._opened_s, self.deadline_s = now_s, now_s(), deadline_s
 
-    def reason(self, ledger: Ledger, running: int, outlook: tuple[float, float] | None) -> str:
+    def reason(self, ledger: Ledger, running: int, outlook: Choice | None) -> str:
         """Why nothing new is tried any more; empty while it is.
 
         Args:
             ledger: What ended.
             running: Trials that run now.
-            outlook: Expected gain of the next trial, and the chance that any gains; see `CandidateSampler.outlook`.
+            outlook: What the last proposal promised; see `CandidateSampler.outlook`.
         """
-        if self.deadline_s is not None and self._now_s() > self.deadline_s - self._for_confirming_s(ledger, self.deadline_s):
+        if (left_s := self._left_s(ledger)) is not None and left_s < 0:
             return "budget: wall time, less what confirming takes"
         so_far = ledger.spent
         return self._converged(so_far.trials, outlook) or used_up(
             self._spec.budget, replace(so_far, trials=so_far.trials + running)
         )
 
-    def _converged(self, trials: int, outlook: tuple[float, float] | None) -> str:
+    def _converged(self, trials: int, outlook: Choice | None) -> str:
         """That little is left to gain, and how sure that is; empty while there may be more.
 
         A model is sure too early now and then: it has to be so before several trials in a row.
         """
         wanted = self._spec.budget.confidence
-        if wanted is None or outlook is None or trials < _FEWEST_TO_CONVERGE or outlook[1] > 1.0 - wanted:
+        if wanted is None or outlook is None or trials < _FEWEST_TO_CONVERGE or outlook.chance_of_gain > 1.0 - wanted:
             self._sure.clear()
             return ""
         self._sure.add(trials)
         if len(self._sure) < _SURE_IN_A_ROW:
             return ""
         within = " at the risk that limits leave" if self._spec.limits else ""
-        return f"converged: the chance that a further trial gains 1 %{within} is {outlook[1]:.1%}"
+        return f"converged: the chance that a further trial gains 1 %{within} is {outlook.chance_of_gain:.1%}"
 
-    def _for_confirming_s(self, ledger: Ledger, deadline_s: float) -> float:
-        """Seconds to keep for confirming: what it will take, but never most of the study."""
-        return min(ledger.confirming_s(), _MOST_FOR_CONFIRMING * (deadline_s - self._opened_s))
+    def forecast(self, ledger: Ledger, running: int, untried: int, outlook: Choice | None) -> Forecast:
+        """What the rest of the budget buys, from a trial on that is launched now.
+
+        Args:
+            ledger: What ended.
+            running: Trials that run beside it.
+            untried: Candidates that are left after it.
+            outlook: What it promises; see `CandidateSampler.outlook`.
+        """
+        return forecast_of(self._spec.budget, ledger, self._left_s(ledger), running, untried, outlook)
+
+    def _left_s(self, ledger: Ledger) -> float | None:
+        """Seconds left for exploring, less than none where it is over: confirming is kept its time, but never most of the study's.
+
+        None = no limit.
+        """
+        if self.deadline_s is None:
+            return None
+        confirming_s = min(ledger.confirming_s(), _MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s))
+        return self.deadline_s - confirming_s - self._now_s()

@@ -233,7 +233,7 @@ def _run(
     listener.opened(studies)
     if any(not study.end_reason for study in studies):
         try:
-            _run_on_ray(spec, folder, listener, address, stop, studies, list(runs.values()))
+            _run_on_ray(spec, folder, listener, address, stop, studies, runs)
         except KeyboardInterrupt:
             for study in studies:
                 study.end_reason = study.end_reason or STOPPED_BY_USER
@@ -257,7 +257,7 @@ def _run_on_ray(
     address: str | None,
     stop: StopSignals,
     studies: list[PoolStudy],
-    runs: list[ParentOf],
+    runs: dict[str, ParentOf],
 ) -> None:
     hosts = _hosts(spec, studies)
     with ExitStack() as stack:
@@ -266,9 +266,14 @@ def _run_on_ray(
             # Only now: Ray reads its environment when it is imported.
             driver = importlib.import_module("autotune.driver")
             driver.check_nodes(hosts)
-            for run in runs:
+            for run in runs.values():
                 run.open()
-        driver.drive(spec, folder.log_root, session, studies, listener.launched, stop)
+
+        def on_launch(study: PoolStudy, proposal: Proposal) -> None:
+            runs[study.name].foretell(proposal.forecast)
+            listener.launched(study, proposal)
+
+        driver.drive(spec, folder.log_root, session, studies, on_launch, stop)
 
 
 def _hosts(spec: StudySpec, studies: list[PoolStudy]) -> tuple[PoolSpec, ...]:

@@ -111,6 +111,12 @@ class Tracker:
         opened = self._writer.opened.get(study)
         return opened is not None and number in opened.ended
 
+    def tag_parent(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Have an open parent's tags set, our prefix before each; returns at once and never raises."""
+        own = {PREFIX + name: as_text(text) for name, text in tags.items()} | {PREFIX + "driver": self.driver}
+        if (study := self._study_of(run_id)) is not None:
+            self._writer.put(RunUpload(study, number=None, name="", status="RUNNING", start_ms=0, end_ms=0, tags=own))
+
     def close_parent(
         self,
         run_id: str,
@@ -120,8 +126,7 @@ class Tracker:
         artifacts: Mapping[str, str | Path] | None = None,
     ) -> None:
         """Have the parent ended: `status` is FINISHED, FAILED or KILLED; an artifact is its text or the path of a file."""
-        study = next((name for name, opened in list(self._writer.opened.items()) if opened.run_id == run_id), None)
-        if study is None:
+        if (study := self._study_of(run_id)) is None:
             log.warning("no open study has the MLflow run %s: it is not closed", run_id)
             return
         now_ms = int(time.time() * 1000)
@@ -166,6 +171,10 @@ class Tracker:
         if missing:
             log.warning("%d uploads are missing in MLflow at %s; the next resume sends what it can", missing, self.tracking_uri)
         return missing
+
+    def _study_of(self, run_id: str) -> str | None:
+        """The open study whose parent run this is."""
+        return next((name for name, opened in list(self._writer.opened.items()) if opened.run_id == run_id), None)
 
     def _connect(self) -> MlflowStore:
         """In the writer's thread: it takes seconds."""

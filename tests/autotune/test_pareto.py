@@ -205,7 +205,7 @@ def test_nothing_is_raced_explained_or_converged() -> None:
     proposals = run_to_end(study, measured)
     study.close()
     assert {proposal.beaten_s for proposal in proposals} == {None}
-    assert study.outlook is None
+    assert study._sampler.outlook is None
     assert study.end_reason == "budget: 20 trials"
     results = study.results()
     assert results.explanation == () and results.decision is None

@@ -106,7 +106,7 @@ def test_several_at_once_differ_and_the_same_seed_proposes_the_same() -> None:
 def test_what_is_left_to_gain_is_not_told() -> None:
     study = pareto_study("residual", 0, 10)
     run_to_end(study, as_predicted(study))
-    assert study.outlook is None
+    assert study._sampler.outlook is None
     assert len(optuna_study(study).best_trials) >= len(numbers(study.results().front)) > 1
 
 
