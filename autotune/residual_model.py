@@ -267,9 +267,7 @@ class ResidualModel:
         """Scores that some candidates may have together, (draws, candidates): each draw follows one of the hypotheses."""
         seen, shares = self._features.started(rows, 0.0), random.multinomial(draws, self._weights)
         joint = [fit.process.predict(seen, return_cov=True) for fit in self._fits]
-        found = [
-            random.multivariate_normal(mean, cov, size, method="eigh") for (mean, cov), size in zip(joint, shares, strict=True)
-        ]
+        found = [random.multivariate_normal(mean, cov, n, method="eigh") for (mean, cov), n in zip(joint, shares, strict=True)]
         return self._predicted[rows] + self._offset + np.concatenate(found)
 
     def rough_mean(self) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import optuna
 from optuna.storages import BaseStorage, InMemoryStorage
 
+from autotune.acquisition import Choice
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import TrialRecord, TrialResult
@@ -23,6 +25,7 @@ from search_spaces.model import Workload
 
 MODEL = {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 8, "vocab_size": 256}
 POOL = {"name": "laptop", "gpu": "cpu", "gpus_per_node": 4}
+PROMISED = Choice(0, 0.0, math.log(1.02), 1.0, 1.0, 1.0, chance_of_gain=0.4, larger_than_oom=0, gains=None)
 STEP_LIMITED = "too_much_for_the_launcher"
 
 # Faults of the configuration: results, never exceptions (DESIGN rule 6).

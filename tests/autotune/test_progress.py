@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from autotune.gains import Gains
 from autotune.pool_study import PoolStudy
 from autotune.progress import Progress
 from autotune.records import TrialResult
 from autotune.report import remark, trial_table
+from autotune.sampler import CandidateSampler
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
 from launchers.outcome import Outcome
-from tests.autotune.study_cases import NoLauncher, completed, failed, open_pool, step_seconds, study_spec
+from tests.autotune.study_cases import PROMISED, NoLauncher, completed, failed, open_pool, step_seconds, study_spec
 
 
 def watched(spec: StudySpec, trials: int, width: int = 500) -> tuple[PoolStudy, str]:
@@ -32,16 +37,21 @@ def watched(spec: StudySpec, trials: int, width: int = 500) -> tuple[PoolStudy, 
         for _ in range(trials):
             proposal = study.propose()
             assert proposal is not None
+            progress.launched(study, proposal)
             study.finish(proposal, completed(step_seconds(proposal.config)))
     return study, output.getvalue()
 
 
 def test_every_fifth_trial_says_what_is_left_and_what_the_next_may_bring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PoolStudy, "outlook", property(lambda _: (0.02, 0.4)))
-    study, shown = watched(study_spec(budget={"trials": 40}), 11)
+    promised = replace(PROMISED, gains=Gains(*(np.full(9, math.log(1 + share)) for share in (0.05, 0.01, 0.12))))
+    monkeypatch.setattr(CandidateSampler, "outlook", property(lambda _: promised))
+    study, shown = watched(study_spec(budget={"trials": 20}), 11)
     told = [line for line in shown.splitlines() if line.startswith("case: ")]
-    assert [line.split("   ")[0] for line in told] == ["case: 5 of 40 trials", "case: 10 of 40 trials"]
-    assert all("next on laptop: +2.0% expected, 40% chance of 1 % more" in line and " left" in line for line in told)
+    assert [line.split("   ")[0] for line in told] == ["case: 5 of 20 trials", "case: 10 of 20 trials"]
+    gain = "expected gain 5.0% (80 %: 1.0% to 12.0%), of the next trial 2.0%; 40% chance that any gains 1 %"
+    for left, line in zip((15, 10), told, strict=True):
+        assert f"remaining budget on laptop: about {left} trials (limited by trials): " in line
+        assert gain in line and line.endswith(" left")
     assert study.launched == 11
 
 

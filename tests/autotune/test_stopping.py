@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.spec_parts import Budget
 from autotune.stopping import Stopping
-from tests.autotune.study_cases import completed, open_pool, run_to_end, step_seconds, study_spec
+from tests.autotune.study_cases import PROMISED, completed, open_pool, run_to_end, step_seconds, study_spec
 
 
 def ended(trials: int, chance: float | None, **budget: float) -> str:
@@ -16,7 +18,7 @@ def ended(trials: int, chance: float | None, **budget: float) -> str:
         proposal = study.propose()
         assert proposal is not None
         study.finish(proposal, completed(step_seconds(proposal.config)))
-        said = stopping.reason(study._ledger, 0, None if chance is None else (0.001, chance))
+        said = stopping.reason(study._ledger, 0, None if chance is None else replace(PROMISED, chance_of_gain=chance))
     return said
 
 
