@@ -96,7 +96,6 @@ class PoolStudy:
         self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
         kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
         self._optuna = open_study(storage, self.name, self._sampler, *kept)
-        self._optuna.set_user_attr(END_REASON, "")  # one that is resumed goes on
         self._attempts = Attempts()
         self._baseline_due = True
         self._running: list[Proposal] = []
@@ -212,6 +211,8 @@ class PoolStudy:
 
     def _proposal(self, trial: optuna.Trial, config: TrialConfig, phase: Phase) -> Proposal:
         self.candidates.mark_seen(config)
+        if self._optuna.user_attrs.get(END_REASON):
+            self._optuna.set_user_attr(END_REASON, "")  # resumed, it goes on
         # Those that others are compared with run to their end.
         beaten_s = self._ledger.beaten_step_s(self.workload) if phase is Phase.EXPLORE else None
         predicted, why = self.refit.metrics(config), self.starts.why(config)

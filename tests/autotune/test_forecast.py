@@ -15,6 +15,7 @@ from rich.console import Console
 from autotune.forecast import Forecast, Gain, forecast_of, lasting
 from autotune.gains import Gains
 from autotune.ledger import Ledger
+from autotune.parent_run import ParentOf
 from autotune.records import Phase, TrialRecord
 from autotune.report import final_report, results_json
 from autotune.spec_parts import Budget
@@ -174,3 +175,30 @@ def test_a_study_that_goes_on_with_a_larger_budget_has_not_ended() -> None:
     again.propose()
     assert again.results().end_reason == ""
     assert again.results().forecast.trials == 2
+
+
+def test_the_parent_run_is_tagged_while_the_study_explores() -> None:
+    told: list[str] = []
+
+    class FakeTracker:
+        def open_parent(self, parent: Any) -> str:
+            return "run"
+
+        def rebuild(self, records: Any) -> int:
+            return 0
+
+        def tag_parent(self, run_id: str, tags: Any) -> None:
+            told.append(tags["forecast"])
+
+        def close_parent(self, run_id: str, status: str, metrics: Any, tags: Any) -> None:
+            told.append(tags["forecast"])
+
+    spec = study_spec(budget={"trials": 2})
+    study = open_pool(spec)
+    parent = ParentOf(FakeTracker(), spec, study)  # type: ignore[arg-type]
+    parent.open()
+    proposal = study.propose()
+    parent.foretell(proposal.forecast)
+    parent.foretell(None)
+    parent.close()
+    assert told == ["about 2 trials (limited by trials)", "", ""]

@@ -55,6 +55,21 @@ def test_the_parent_is_found_again_and_closed_with_its_summary(tracker, state, t
     assert artifact(again, run, "report.html") == "<html>"
 
 
+def test_an_open_parent_is_tagged_and_stays_open_until_it_is_closed(tracker, state):
+    run_id = tracker.open_parent(PARENT)
+    tracker.tag_parent(run_id, {"forecast": "14 trials"})
+    tracker.tag_parent("unknown", {"forecast": "none"})
+    assert tracker.close(10) == 0
+    run = client(tracker).get_run(run_id)
+    assert (run.info.status, run.data.tags["autotune.forecast"]) == ("RUNNING", "14 trials")
+    again = Tracker(None, state)
+    again.open_parent(PARENT)
+    again.close_parent(run_id, "FINISHED", tags={"forecast": ""})
+    assert again.close(10) == 0
+    run = client(again).get_run(run_id)
+    assert (run.info.status, run.data.tags["autotune.forecast"]) == ("FINISHED", "")
+
+
 def test_E017_runs_of_a_killed_driver_are_ended(state):
     code, _, errors = script(
         """
