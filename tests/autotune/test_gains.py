@@ -10,7 +10,7 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 
 from autotune import acquisition
-from autotune.acquisition import Seen, choose
+from autotune.acquisition import Seen, believing, choose
 from autotune.gains import gains_of
 from autotune.outlook import Outlook, outlook_of
 from autotune.residual_model import HYPOTHESES
@@ -51,6 +51,16 @@ def test_what_may_not_run_gains_in_proportion_and_several_fail_together_more_oft
 def test_what_running_trials_are_expected_to_reach_counts_as_gained() -> None:
     gains = gains_of(drawn() - 9.0, np.ones(3), 0.5, 0.2, np.random.default_rng(0))
     assert gains.expected == pytest.approx([0.3] * 3)
+
+
+def test_draws_are_spread_as_believed_and_the_same_for_what_is_the_same() -> None:
+    view, seen = all_fit(), Seen([0, 9], [0.0, 0.3], [NOISE] * 2, [{}] * 2, [NOISE] * 2)
+    model, _ = believing(view.features, view.score, seen, seen.scores, seen.noise)
+    rows = np.array([3, 3, 20])
+    found, belief = model.drawn(rows, 20_000, np.random.default_rng(0)), model.belief(rows)
+    assert found[:, 0] == pytest.approx(found[:, 1], abs=1e-4)
+    for bound in (-0.1, 0.0, 0.2):
+        assert (found < belief.mean + bound).mean(axis=0) == pytest.approx(belief.probability_below(belief.mean + bound), abs=0.02)
 
 
 @cache
