@@ -31,7 +31,7 @@ from search_spaces.hardware import PoolSpec
 END_REASON = "end_reason"
 EXPLANATION = "explanation"
 FORECAST = "forecast"
-"""Attribute of a trial: what the budget bought from it on."""
+"""Attribute of a launched trial: what the budget bought from it on; None of a confirming one."""
 _NOTES = "notes"
 
 
@@ -108,7 +108,8 @@ def results_of(study: optuna.Study, spec: StudySpec, pool: PoolSpec) -> PoolResu
     stored = stored_records(study)
     ledger = Ledger(spec, pool, tuple(record for trial, record in stored if record is not None and trial.state.is_finished()))
     best, end_reason = ledger.best(), study.user_attrs.get(END_REASON, "")
-    forecast = stored[-1][0].user_attrs.get(FORECAST) if stored and not end_reason else None
+    forecasts = [trial.user_attrs[FORECAST] for trial, _ in stored if FORECAST in trial.user_attrs]
+    forecast = forecasts[-1] if forecasts and not end_reason else None
     return PoolResults(
         study=study.study_name,
         pool=pool,

@@ -23,7 +23,7 @@ from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 
-from .study_cases import PROMISED, completed, open_pool, study_spec
+from .study_cases import PROMISED, completed, open_pool, optuna_study, study_spec
 from .test_residual_sampler import answer, gpu_study
 
 POOL = PoolSpec(name="p", nodes=2, gpus_per_node=4, usd_per_gpu_hour=3.0)
@@ -138,6 +138,7 @@ def test_while_a_study_explores_its_results_hold_what_was_forecast_at_the_last_l
     assert forecast == running.forecast and forecast.trials == 8
     assert 0.0 <= forecast.gain.low <= forecast.gain.expected <= forecast.gain.high < math.inf
     assert proposals[1].forecast.gain.expected > forecast.gain.expected
+    optuna_study(study).ask()  # the next one, of which nothing is known yet
     assert f"Remaining budget: {forecast.words()}." in shown([study.results()])
     assert results_json([study.results()])[0]["forecast"] == asdict(forecast)
 
