@@ -114,8 +114,8 @@ def starts(
 ) -> tuple[list[Start], list[str]]:
     """The candidates that the nearest recipes point at, at most `MOST`, all different.
 
-    Of the candidates that agree with a recipe in TP, PP, CP, EP, virtual stages and micro-batch size, the fastest predicted one; none
-    where it is slower than the fastest of all even if either is off by the predictions' mean error.
+    Of the candidates that agree with a recipe in TP, PP, CP, EP, virtual stages and micro-batch size, the fastest predicted one;
+    none where it is slower than the fastest of all even if either is off by the predictions' mean error.
 
     Args:
         table: The candidates.
