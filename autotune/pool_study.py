@@ -89,7 +89,7 @@ class PoolStudy:
         self._launchable = Launchable(spec, pool, launcher, self.table, self.refit)
         self.candidates = Candidates(self.table, spec.baseline, self._launchable.allowed)
         self._legal = self.candidates.left
-        self.starts = Starts.of(spec, pool, self.candidates, self.refit)
+        self.starts = Starts.of(spec, pool, self.candidates, self.refit.predictions)
         # The sampler learns what predictions miss by itself: ones that moved under it would be corrected twice.
         self._first_predictions = cache(partial(predictor, self.table.columns) if predictor else self.refit.predictions)
         earlier = earlier_studies(spec, pool, storage, self.name)

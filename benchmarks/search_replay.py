@@ -9,6 +9,9 @@ name of a sampler goes through `PoolStudy.propose` and `finish` with a launcher 
 
 `transfer` is `residual` after studies of other spaces of the same machines and model ended in its storage, `transfer-model` after
 studies of other models; with one of them all methods search only those spaces that have such neighbours.
+
+`recipes` is `residual` that starts from recipes of other models, worked out as the shipped ones, from the replayed tables too;
+`recipes-apart` from those of other numbers of GPUs only.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -34,6 +37,8 @@ from autotune.pool_study import PoolStudy  # noqa: E402  the repository is no pa
 from autotune.records import TrialResult  # noqa: E402
 from autotune.refit import Refit  # noqa: E402
 from autotune.spec import SamplerName  # noqa: E402
+from autotune.starts import Starts  # noqa: E402
+from benchmarks.replay_recipes import FROM_OTHERS, starts_of  # noqa: E402
 from benchmarks.replay_spaces import Space, neighbours, spaces  # noqa: E402
 from benchmarks.table_launcher import TableLauncher  # noqa: E402
 from launchers.base import StepRecord  # noqa: E402
@@ -41,7 +46,7 @@ from launchers.outcome import Outcome  # noqa: E402
 
 ORDERS = {"prediction": Space.by_prediction, "rule": Space.by_rule}
 AFTER_OTHERS = {"transfer": True, "transfer-model": False}
-DETERMINISTIC = ("residual", "grid", *AFTER_OTHERS, *ORDERS)
+DETERMINISTIC = ("residual", "grid", *AFTER_OTHERS, *FROM_OTHERS, *ORDERS)
 METHODS = ("residual", "prediction", "rule", "grid", "random", "tpe", "gp")
 AFTER = (1, 2, 3, 5, 10)
 BEFORE_TRIALS = 12
@@ -54,23 +59,38 @@ def result(seconds: float) -> TrialResult:
     return TrialResult(Outcome.COMPLETED, "", tuple(steps))
 
 
-def walk(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> list[float]:
-    """Measured seconds of the configurations that a method tries, in its order; studies of `before` ended in its storage."""
+def walk(
+    space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = (), starts: Starts | None = None
+) -> list[float]:
+    """Measured seconds of the configurations that a method tries, in its order.
+
+    Args:
+        space: The space.
+        method: The method.
+        seed: Of its sampler.
+        most_trials: Where it ends.
+        before: Spaces whose studies ended in its storage.
+        starts: What it tries first.
+    """
     if method in ORDERS:
         return [space.seconds[config] for config in ORDERS[method](space)][:most_trials]
     storage = InMemoryStorage()
     for other in before:
         _tried(other, "residual", seed, BEFORE_TRIALS, storage)
-    return _tried(space, "residual" if method in AFTER_OTHERS else method, seed, most_trials, storage)
+    sampler = "residual" if method in (*AFTER_OTHERS, *FROM_OTHERS) else method
+    return _tried(space, sampler, seed, most_trials, storage, starts)
 
 
-def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InMemoryStorage) -> list[float]:
+def _tried(
+    space: Space, sampler: str, seed: int, most_trials: int, storage: InMemoryStorage, starts: Starts | None = None
+) -> list[float]:
     """Measured seconds of the trials of a study, in its order."""
     budget = {"trials": min(most_trials, len(space.seconds)), "confidence": None}
     spec = space.spec.model_validate({**space.spec.model_dump(), "sampler": sampler, "seed": seed, "budget": budget})
     launcher = TableLauncher(space.seconds)
     study = PoolStudy(spec, spec.pools[0], launcher, storage, lambda study, record: None, predictor=space.predict)
     study.refit = Refit(study.name, study.table, None, ("", ""), None)  # of no use to what starts from given predictions
+    study.starts = starts or study.starts
     tried = []
     while (proposal := study.propose()) is not None:
         tried.append(space.seconds[proposal.config])
@@ -78,15 +98,18 @@ def _tried(space: Space, sampler: str, seed: int, most_trials: int, storage: InM
     return tried
 
 
-def entry(space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = ()) -> dict[str, Any]:
+def entry(
+    space: Space, method: str, seed: int, most_trials: int, before: Sequence[Space] = (), starts: Starts | None = None
+) -> dict[str, Any]:
     """One line of the result."""
-    regrets = np.array(walk(space, method, seed, most_trials, before)) / space.best_s - 1.0
+    regrets = np.array(walk(space, method, seed, most_trials, before, starts)) / space.best_s - 1.0
     lowest = np.minimum.accumulate(regrets)
     return {
         "space": space.name,
         "n": len(space.seconds),
         "method": method,
         "seed": seed,
+        "starts": len(starts or ()),
         "trials_to_5pct": _first(lowest <= 0.05),
         "trials_to_2pct": _first(lowest <= 0.02),
         "trials_to_best": _first(lowest <= 0.0),
@@ -107,7 +130,7 @@ def summary(entries: Sequence[dict[str, Any]], method: str) -> dict[str, float]:
         means = np.array(list(_by_space(own, lambda entry, after=after: entry["regret_after"][after]).values()))
         found[f"regret_{after}"] = 100 * float(means.mean())
         found[f"regret_{after}_pm"] = 100 * _half_width(means)
-    trials = [entry["trials_to_2pct"] or entry["n"] for entry in own]
+    trials = [_trials(entry) for entry in own]
     return {**found, "median": float(np.median(trials)), "p90": float(np.percentile(trials, 90)), "most": float(max(trials))}
 
 
@@ -131,24 +154,40 @@ def show(entries: Sequence[dict[str, Any]], methods: Sequence[str], top5: float)
 
 
 def show_differences(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
-    """Print the first method's regret minus each other's, paired by space, with its 95 % interval."""
+    """Print the first method's regret and trials minus each other's, paired by space, with the 95 % interval."""
     first, *others = methods
-    table = Table(f"{first} minus", *(f"regret after {after}, %" for after in AFTER), "spaces worse after 5")
+    titles = (*(f"regret after {after}, %" for after in AFTER), "trials to 2 %")
+    spaces_in = len({entry["space"] for entry in entries})
+    table = Table(f"{first} minus", *titles, "spaces worse after 5", title=f"{spaces_in} spaces")
     for method in others:
-        cells = [paired(entries, first, method, str(after)) for after in AFTER]
+        cells = [
+            100 * paired(entries, first, method, lambda entry, after=after: entry["regret_after"][str(after)]) for after in AFTER
+        ]
         worse = int((cells[AFTER.index(5)] > 0).sum())
+        cells.append(paired(entries, first, method, _trials))
         table.add_row(method, *(f"{cell.mean():+.2f} ±{_half_width(cell):.2f}" for cell in cells), str(worse))
-    if others:
+    if others and spaces_in:
         Console(width=140).print(table)
 
 
-def paired(entries: Sequence[dict[str, Any]], first: str, second: str, after: str) -> np.ndarray:
-    """Difference of two methods' mean regrets of each space, in percent."""
-    own, other = (
-        _by_space([e for e in entries if e["method"] == method], lambda entry: entry["regret_after"][after])
-        for method in (first, second)
-    )
-    return 100 * np.array([own[name] - other[name] for name in own])
+def show_started(entries: Sequence[dict[str, Any]], methods: Sequence[str]) -> None:
+    """Print the same for the spaces alone that recipes point into."""
+    for method in (method for method in methods if method in FROM_OTHERS):
+        into = {entry["space"] for entry in entries if entry["method"] == method and entry["starts"]}
+        print(f"{method}: {len(into)} of {len({entry['space'] for entry in entries})} spaces have a start")
+        others = [other for other in methods if other not in FROM_OTHERS]
+        show_differences([entry for entry in entries if entry["space"] in into], (method, *others))
+
+
+def paired(entries: Sequence[dict[str, Any]], first: str, second: str, value: Callable[..., float]) -> np.ndarray:
+    """Difference of two methods' means of a value in each space."""
+    own, other = (_by_space([entry for entry in entries if entry["method"] == method], value) for method in (first, second))
+    return np.array([own[name] - other[name] for name in own])
+
+
+def _trials(entry: dict[str, Any]) -> float:
+    """Trials to 2 %; all where none came so near."""
+    return float(entry["trials_to_2pct"] or entry["n"])
 
 
 def _half_width(values: np.ndarray) -> float:
@@ -165,7 +204,9 @@ def _run(folder: Path, job: tuple[str, str, int], most_trials: int, misled: bool
     name, method, seed = job
     space = _spaces(folder)[name]
     others = [replace(other, misled=misled) for other in _before(folder, space, method)[:before]]
-    return entry(replace(space, misled=misled), method, seed, most_trials, others)
+    space = replace(space, misled=misled)
+    starts = starts_of(space, folder, apart=FROM_OTHERS[method]) if method in FROM_OTHERS else None
+    return entry(space, method, seed, most_trials, others, starts)
 
 
 def _before(folder: Path, space: Space, method: str) -> list[Space]:
@@ -193,7 +234,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     methods = options.methods.split(",")
-    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_OTHERS, *ORDERS}:
+    if unknown := set(methods) - {*get_args(SamplerName), *AFTER_OTHERS, *FROM_OTHERS, *ORDERS}:
         parser.error(f"unknown methods: {', '.join(sorted(unknown))}")
     found = {name: space for name, space in _spaces(options.folder).items() if options.spaces in name}
     for method in AFTER_OTHERS.keys() & set(methods):
@@ -207,6 +248,7 @@ def main() -> int:
         entries = list(pool.map(run, jobs, chunksize=4))
     show(entries, methods, top5_share([replace(space, misled=options.misled) for space in found.values()]))
     show_differences(entries, methods)
+    show_started(entries, methods)
     if left_out := sum(space.left_out for space in found.values()):
         print(f"{left_out} measured rows are no legal candidates and were left out")
     if options.json:

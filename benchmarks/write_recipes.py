@@ -1,4 +1,4 @@
-"""Writes search_spaces/recipes.yaml: per model, kind and number of GPUs, the published configuration that was measured fastest.
+"""Writes search_spaces/recipes.yaml: the fastest published configuration of each model, kind and number of GPUs and global batch.
 
     python benchmarks/write_recipes.py FOLDER
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from benchmarks.published_method import whole  # noqa: E402  the repository is n
 from benchmarks.timed_rows import TimedRow, read  # noqa: E402
 from search_spaces import recipes as product  # noqa: E402
 
+Line = tuple[TimedRow, Mapping[str, str]]
+"""A row with its line of the table."""
 OUTPUT = Path(product.__file__).with_name("recipes.yaml")
 SOURCES = ("megatron-bridge-perf", "megatron-bridge-skills", "nemo-launcher", "bigscience-bloom", "sc21-table1", "internevo")
 KNOBS = (
@@ -43,22 +45,28 @@ KNOBS = (
 )
 _HEADER = """\
 # Published recipes (search_spaces/recipes.py). Written by benchmarks/write_recipes.py; do not edit.
-# Per model, kind and number of GPUs, the configuration that was measured fastest. Figures only; `source` says where they are from.
+# Per model, kind and number of GPUs and global batch, the configuration that was measured fastest. Figures only; `source` says
+# where they are from.
 """
 
 
-def best(folder: Path) -> list[tuple[TimedRow, Mapping[str, str]]]:
-    """The fastest row of each model, kind and number of GPUs, with its line of the table, in the table's order."""
+def usable(folder: Path) -> list[Line]:
+    """The rows that recipes are taken from, in the table's order."""
     with (folder / "throughput.csv").open(newline="") as file:
         raw = {line["id"]: line for line in csv.DictReader(file)}
-    found: dict[tuple[str, str, int], TimedRow] = {}
-    for row in read(folder):
-        if row.source not in SOURCES or "truncated" in raw[row.id]["model"] or raw[row.id]["workload"] != "pre-training":
-            continue
-        key = raw[row.id]["model"], row.gpu.name, row.measured.workload.world_size
-        if key not in found or _speed(row) > _speed(found[key]):
-            found[key] = row
-    return [(row, raw[row.id]) for row in found.values()]
+    own = ((row, raw[row.id]) for row in read(folder) if row.source in SOURCES)
+    return [(row, line) for row, line in own if "truncated" not in line["model"] and line["workload"] == "pre-training"]
+
+
+def fastest(lines: Iterable[Line]) -> list[Line]:
+    """The fastest of each model, kind and number of GPUs and global batch, in the table's order."""
+    found: dict[tuple[str, str, int, int], Line] = {}
+    for row, line in lines:
+        workload = row.measured.workload
+        key = line["model"], row.gpu.name, workload.world_size, workload.global_batch_size
+        if key not in found or _speed(row) > _speed(found[key][0]):
+            found[key] = row, line
+    return list(found.values())
 
 
 def entry(row: TimedRow, raw: Mapping[str, str]) -> dict[str, Any]:
@@ -91,7 +99,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    entries = [entry(row, raw) for row, raw in best(options.folder)]
+    entries = [entry(row, raw) for row, raw in fastest(usable(options.folder))]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=None, width=130)
     options.output.write_text(_HEADER + text, encoding="utf-8")
     print(f"{len(entries)} recipes in {options.output}")

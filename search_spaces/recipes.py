@@ -7,7 +7,7 @@ A recipe is no prediction and no result of this project: it is where a search ma
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,10 @@ SHAPE_FACTOR = 1.5
 """Layers and parameters per layer of one family differ by no more."""
 SEQUENCE_FACTOR = 2.0
 """Sequence lengths: a micro-batch of the same size has so many more tokens."""
+BATCH_FACTOR = 1.5
+"""Sequences per GPU and step. With as many, more GPUs are more replicas of the same split; with others, other micro-batches and
+splits are best. Less than the factor of two in which these come.
+"""
 MEMORY_FACTOR = 1.5
 """Memory of the GPUs: on a larger one a recipe splits the model for nothing."""
 
@@ -84,26 +88,34 @@ def recipes() -> tuple[Recipe, ...]:
     return tuple(Recipe.model_validate(entry) for entry in yaml.safe_load(_FILE.read_text(encoding="utf-8")))
 
 
-def nearest(workload: Workload, device: GpuSpec) -> list[Recipe]:
+def nearest(workload: Workload, device: GpuSpec, among: Sequence[Recipe] | None = None) -> list[Recipe]:
     """The recipes of a workload's family, nearest first.
 
     One family: with or without experts alike, and within the factors above. Near: a small sum of the absolute logarithms of the
-    ratios of layers, parameters per layer, sequence length, GPU memory and number of GPUs.
+    ratios of layers, parameters per layer, sequence length, sequences per GPU and step, GPU memory and number of GPUs.
 
     Args:
         workload: What is to be trained.
         device: On which kind of GPU.
+        among: The recipes to choose from; none = all shipped ones.
     """
-    distances = [(_distance(recipe, workload, device), place) for place, recipe in enumerate(recipes())]
-    return [recipes()[place] for distance, place in sorted(distances) if math.isfinite(distance)]
+    among = recipes() if among is None else among
+    distances = [(_distance(recipe, workload, device), place) for place, recipe in enumerate(among)]
+    return [among[place] for distance, place in sorted(distances) if math.isfinite(distance)]
 
 
 def starts(
-    table: CandidateTable, device: GpuSpec, allowed: Bools, predictions: Predictions, taken: Collection[int]
+    table: CandidateTable,
+    device: GpuSpec,
+    allowed: Bools,
+    predictions: Predictions,
+    taken: Collection[int],
+    among: Sequence[Recipe] | None = None,
 ) -> tuple[list[Start], list[str]]:
     """The candidates that the nearest recipes point at, at most `MOST`, all different.
 
-    Of the candidates that agree with a recipe in TP, PP, CP, EP, virtual stages and micro-batch size, the fastest predicted one.
+    Of the candidates that agree with a recipe in TP, PP, CP, EP, virtual stages and micro-batch size, the fastest predicted one;
+    none where it is slower than the fastest of all even if either is off by the predictions' mean error.
 
     Args:
         table: The candidates.
@@ -111,13 +123,14 @@ def starts(
         allowed: Which rows may be launched, (rows,).
         predictions: Of all rows.
         taken: Rows that are tried anyway.
+        among: As for `nearest`.
 
     Returns:
         The candidates, and why each recipe that was looked at and left out was.
     """
     found: list[Start] = []
     left_out: list[str] = []
-    for recipe in nearest(table.workload, device):
+    for recipe in nearest(table.workload, device, among):
         if len(found) == MOST:
             break
         row, problem = _fastest(recipe, table, allowed, predictions)
@@ -139,6 +152,7 @@ def _distance(recipe: Recipe, workload: Workload, device: GpuSpec) -> float:
         (own.num_layers / model.num_layers, SHAPE_FACTOR),
         (own.parameters / own.num_layers / (model.parameters / model.num_layers), SHAPE_FACTOR),
         (recipe.seq_length / workload.seq_length, SEQUENCE_FACTOR),
+        (recipe.global_batch_size / recipe.gpus / (workload.global_batch_size / workload.world_size), BATCH_FACTOR),
         (gpu(recipe.gpu).memory_gib / device.memory_gib, MEMORY_FACTOR),
     )
     logs = [(abs(math.log(ratio)), math.log(factor)) for ratio, factor in bounded]
@@ -154,10 +168,15 @@ def _fastest(recipe: Recipe, table: CandidateTable, allowed: Bools, predictions:
         return -1, "no legal candidate has its split and micro-batch size"
     if not (agrees & allowed).any():
         return -1, "what has its split and micro-batch size may not be launched here"
-    fits = agrees & allowed & (predictions.fits != "does_not_fit")
-    if not fits.any():
+    fits = allowed & (predictions.fits != "does_not_fit")
+    if not (agrees & fits).any():
         return -1, "nothing with its split and micro-batch size is predicted to fit"
-    return int(np.where(fits, predictions.step_time_s, np.inf).argmin()), ""
+    seconds, error = np.where(fits, predictions.step_time_s, np.inf), predictions.machines.step_time_error
+    row = int(np.where(agrees, seconds, np.inf).argmin())
+    if seconds[row] * (1.0 - error) > seconds.min() * (1.0 + error):
+        slower = seconds[row] / seconds.min() - 1.0
+        return -1, f"predicted {slower:.0%} slower than the fastest, more than the predictions' mean error of {error:.0%} explains"
+    return row, ""
 
 
 def _agreeing(recipe: Recipe, table: CandidateTable) -> Bools:

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import replay_spaces, search_replay
+from benchmarks import replay_recipes, replay_spaces, search_replay
 from benchmarks.timed_rows import TimedRow
 from search_spaces.calibration import Measured
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import gpu, links_of
 from search_spaces.model import ModelSpec, Workload
+from search_spaces.prediction import Machines
 
 MODEL = ModelSpec(num_layers=8, hidden_size=1024, num_attention_heads=16, vocab_size=32000)
 WORKLOAD = Workload(model=MODEL, world_size=8, global_batch_size=32, seq_length=1024)
@@ -77,6 +78,48 @@ def test_a_search_after_another_space_starts_with_what_that_showed():
     assert sorted(after) == pytest.approx(sorted(one.seconds.values()))
     assert replay_spaces.neighbours(one, [one, other], same_model=True) == [other]
     assert replay_spaces.neighbours(one, [one, other], same_model=False) == []
+
+
+def lines(*models):
+    """Rows of other models, of which TP 4 with two stages and one sequence at a time is the fastest."""
+    for model in models:
+        load = WORKLOAD.model_copy(update={"model": model})
+        for row in rows(lambda tp, pp, mbs: mbs / tp / pp):
+            yield replace(row, measured=replace(row.measured, workload=load)), {"model": str(model), "vpp": "", "source": "table"}
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Replaces what is read from the tables."""
+    return lambda *models: monkeypatch.setattr(replay_recipes, "_lines", lambda folder: tuple(lines(*models)))
+
+
+def test_a_search_from_recipes_begins_with_what_other_models_were_fastest_with(space, published, tmp_path, monkeypatch):
+    monkeypatch.setattr(Machines, "step_time_error", 1.0)  # whatever is predicted, errors explain it
+    published(MODEL.model_copy(update={"num_layers": 10}))
+    starts = replay_recipes.starts_of(space, tmp_path, apart=False)
+    tried = search_replay.walk(space, "recipes", 0, 100, starts=starts)
+    assert tried[0] == pytest.approx(0.8)
+    assert sorted(tried) == pytest.approx(sorted(space.seconds.values()))
+    assert search_replay.entry(space, "recipes", 0, 1, starts=starts)["starts"] == 1
+
+
+def test_no_recipe_is_of_the_space_s_own_model(space, published, tmp_path):
+    other = MODEL.model_copy(update={"num_layers": 10})
+    published(MODEL, MODEL.model_copy(update={"num_attention_heads": 8}), other)
+    assert [recipe.model for recipe in replay_recipes.recipes_of_others(space, tmp_path, apart=False)] == [other]
+    assert replay_recipes.recipes_of_others(space, tmp_path, apart=True) == []
+    published(MODEL)
+    assert not len(replay_recipes.starts_of(space, tmp_path, apart=False))
+
+
+def test_recipes_of_the_published_tables_leave_the_space_s_rows_out(shared):
+    folder = shared / "data" / "published"
+    for space in replay_spaces.spaces(folder):
+        found = replay_recipes.recipes_of_others(space, folder, apart=False)
+        own = space.spec.model
+        assert found
+        assert not [one for one in found if (one.model.num_layers, one.model.hidden_size) == (own.num_layers, own.hidden_size)]
 
 
 def test_misled_predictions_are_wrong_and_finite(space):
