@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -126,12 +127,13 @@ def _study(study: str | None, model: Path | None, given: Mapping[str, Any], gpus
 
 def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
     """Plan every pool; write the figures if asked for."""
-    from autotune.baseline import check_baseline
+    from autotune.baseline import baseline_cautions, check_baseline
     from autotune.plan import compares_power, plan_pool
     from autotune.plan_text import PlansAnswer
 
     check_baseline(spec, megatron)
-    plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
+    planned = [(pool, plan_pool(spec, pool, machines, megatron)) for pool, machines in pools]
+    plans = tuple(replace(plan, cautions=baseline_cautions(spec, pool, len(plan.table), megatron)) for pool, plan in planned)
     if output is not None:
         from autotune.plan_figures import write_html
 

@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from autotune.baseline import without_baseline
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialRecord, short
@@ -51,12 +52,14 @@ class Progress:
             self._live.stop()
 
     def opened(self, studies: list[PoolStudy]) -> None:
-        """Say how large the spaces are and what is there already."""
+        """Say how large the spaces are, what is there already, and what else a person should know before the first trial."""
         self._studies = studies
         self._launched_before = sum(study.launched for study in studies)
         for study in studies:
             known = f", {study.launched} trials known" if study.launched else ""
             self._console.print(f"{study.name}: {len(study.table):,} legal candidates{known}; starting Ray and the first trial ...")
+            if broken := study.violations(study.baseline):
+                self._line(f"{study.name}: {without_baseline(broken, study.candidates.left)}")
 
     def launched(self, study: PoolStudy, proposal: Proposal) -> None:
         """Show it as running."""
