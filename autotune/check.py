@@ -18,6 +18,7 @@ from rich.text import Text
 from autotune.baseline import baseline_cautions, check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.lacking import lacking_words
 from autotune.launchable import accepted
 from autotune.machines import check_config_limits, machines_of
 from autotune.spec import StudySpec, pool_title
@@ -216,5 +217,6 @@ def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: M
     table = candidate_table(spec, pool, megatron)
     allowed, refused = accepted(table, launcher)
     legal = int(allowed.sum())
-    cautions = baseline_cautions(spec, pool, legal, megatron)
+    lacking = lacking_words(machines_of(pool, spec.hardware).gpu, table, spec.baseline)
+    cautions = (*baseline_cautions(spec, pool, legal, megatron), *lacking)
     return CheckedPool(pool_title(spec, pool), pool.world_size, legal, dict(Counter(table.refused) + refused), cautions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +17,7 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialRecord, short
 from autotune.report import remark, throughput, trial_table
+from autotune.simulation import note
 from autotune.spec import StudySpec, pool_title
 from launchers.outcome import Outcome
 
@@ -55,11 +57,14 @@ class Progress:
         """Say how large the spaces are, what is there already, and what else a person should know before the first trial."""
         self._studies = studies
         self._launched_before = sum(study.launched for study in studies)
+        for words in note(self._spec):
+            self._line(words)
         for study in studies:
             known = f", {study.launched} trials known" if study.launched else ""
             self._console.print(f"{study.name}: {len(study.table):,} legal candidates{known}; starting Ray and the first trial ...")
             if broken := study.violations(study.baseline):
                 self._line(f"{study.name}: {without_baseline(broken, study.candidates.left)}")
+            self._tell(study, [words for words in study.results().notes if words not in note(self._spec)])
 
     def launched(self, study: PoolStudy, proposal: Proposal) -> None:
         """Show it as running."""
@@ -80,12 +85,12 @@ class Progress:
             self._explored += record.phase is not Phase.CONFIRM
             if record.phase is not Phase.CONFIRM and self._explored % _FORECAST_EVERY == 0:
                 self._line(f"{self._spec.name}: {self._summary()}")
-        self._tell_notes(study)
+        self._tell(study, study.notes)
         self._draw()
 
-    def _tell_notes(self, study: PoolStudy) -> None:
-        """What its trials show that cannot be had, once."""
-        for line in (f"{study.name}: {note}" for note in study.notes):
+    def _tell(self, study: PoolStudy, notes: Sequence[str]) -> None:
+        """What a study does not do although it was asked for, or does otherwise than is meant, once."""
+        for line in (f"{study.name}: {words}" for words in notes):
             if line not in self._told:
                 self._told.add(line)
                 self._line(line)
