@@ -17,12 +17,13 @@ from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialRecord, short
 from autotune.report import remark, throughput, trial_table
-from autotune.simulation import note
+from autotune.simulation import is_simulated, note
 from autotune.spec import StudySpec, pool_title
 from launchers.outcome import Outcome
 
 _ROWS = 14
 _FORECAST_EVERY = 5  # trials
+_MINUTES_FROM_S = 90
 
 
 class Progress:
@@ -40,6 +41,7 @@ class Progress:
         self._told: set[str] = set()
         self._explored = 0
         self._started_s = time.time()
+        self._began_s, self._reached_s = math.inf, -math.inf  # of the trials that ended; virtual where they are rehearsed
         self._launched_before = 0
 
     def __enter__(self) -> Self:
@@ -77,6 +79,7 @@ class Progress:
             self._refused += 1
             return
         self._running.pop(study.name, None)
+        self._began_s, self._reached_s = min(self._began_s, record.started_s), max(self._reached_s, record.ended_s)
         self._recent = [*self._recent, record][-_ROWS:]
         if self._live is None:
             best = f"   best so far: trial {study.best.number}" if study.best else ""
@@ -114,17 +117,28 @@ class Progress:
             if (known := study.outlook) is not None:
                 title = pool_title(self._spec, study.pool)
                 parts.append(f"next on {title}: {math.expm1(known[0]):+.1%} expected, {known[1]:.0%} chance of 1 % more")
-        if (left_s := self._seconds_left(launched)) is not None:
-            parts.append(f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left")
+        if (left := self._left(launched)) is not None:
+            parts.append(left)
         return "   ".join(parts)
 
-    def _seconds_left(self, launched: int) -> float | None:
-        """From the pace of this run and the budgets; None before the first trial has ended."""
+    def _left(self, launched: int) -> str | None:
+        """What is left of this run, by its pace and the budgets; of a rehearsal in virtual time, as its budgets are, and here.
+
+        None before the first trial has ended.
+        """
         elapsed_s = time.time() - self._started_s
+        counted_s = self._reached_s - self._began_s if is_simulated(self._spec) else elapsed_s
         done = launched - self._launched_before
-        if not done:
+        if not done or counted_s <= 0:
             return None
-        left_s = elapsed_s / done * (self._budget.trials * len(self._studies) - launched)
+        left_s = counted_s / done * (self._budget.trials * len(self._studies) - launched)
         if self._budget.wall_time_s is not None:
-            left_s = min(left_s, self._budget.wall_time_s - elapsed_s)
-        return max(0.0, left_s)
+            left_s = min(left_s, self._budget.wall_time_s - counted_s)
+        left_s = max(0.0, left_s)
+        if not is_simulated(self._spec):
+            return f"about {_duration(left_s)} left"
+        return f"about {_duration(left_s)} of virtual time left, {_duration(left_s * elapsed_s / counted_s)} here"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < _MINUTES_FROM_S else f"{seconds / 60:.0f} min"
