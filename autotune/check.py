@@ -15,9 +15,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.baseline import check_baseline, verdict_on
+from autotune.baseline import baseline_cautions, check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.lacking import lacking_words
 from autotune.launchable import accepted
 from autotune.machines import check_config_limits, machines_of
 from autotune.spec import StudySpec, pool_title
@@ -58,12 +59,14 @@ class CheckedPool:
         world_size: Ranks of a trial.
         legal: Candidates that would be launched.
         refused: Combinations refused, by rule of Megatron or of the launcher; one that breaks several may count for each.
+        cautions: What nothing forbids and a person should know, a sentence each.
     """
 
     pool: str
     world_size: int
     legal: int
     refused: dict[str, int]
+    cautions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,13 @@ class CheckedStudy:
         return [asdict(pool) for pool in self.pools]
 
     def for_person(self) -> RenderableType:
-        """One row per pool."""
+        """One row per pool, then what to know of it."""
         table = Table("pool", "ranks", "legal", "refusals by rule")
         for pool in self.pools:
             rules = ", ".join(f"{name} {count:,}" for name, count in Counter(pool.refused).most_common())
             table.add_row(pool.pool, str(pool.world_size), f"{pool.legal:,}", rules or "none")
-        return table
+        cautions = [Text(f"{pool.pool}: {words}", style="yellow") for pool in self.pools for words in pool.cautions]
+        return Group(table, *cautions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def check_study(spec: StudySpec, megatron: MegatronVersion | None = None) -> Che
     """Count every pool's candidates, by the rules of the installed Megatron or of `megatron`.
 
     Raises:
-        SpecError: for a GPU that nothing is known of, or a baseline that is not legal on one of the pools.
+        SpecError: for a GPU that nothing is known of, or a baseline that is not legal on a pool at any of its node counts.
     """
     _known_gpus(spec)
     check_baseline(spec, megatron)
@@ -212,4 +216,7 @@ def _known_gpus(spec: StudySpec) -> None:
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:
     table = candidate_table(spec, pool, megatron)
     allowed, refused = accepted(table, launcher)
-    return CheckedPool(pool_title(spec, pool), pool.world_size, int(allowed.sum()), dict(Counter(table.refused) + refused))
+    legal = int(allowed.sum())
+    lacking = lacking_words(machines_of(pool, spec.hardware).gpu, table, spec.baseline)
+    cautions = (*baseline_cautions(spec, pool, legal, megatron), *lacking)
+    return CheckedPool(pool_title(spec, pool), pool.world_size, legal, dict(Counter(table.refused) + refused), cautions)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.baseline import baseline_cautions
 from autotune.errors import AutotuneError, SpecError
 from autotune.machines import machines_of
 from autotune.records import TrialRecord
@@ -110,10 +111,13 @@ def megatron_args(spec: StudySpec, config: TrialConfig) -> tuple[str, ...]:
 
 
 def first_command(spec: StudySpec, folder: StateFolder) -> str:
-    """The exact command of trial 1 (the baseline) on every pool at each node count, for a shell."""
+    """The exact command of trial 1 (the baseline) on every pool at each node count, for a shell; or why there is none."""
     check_runnable(spec)
     lines = [f"# {words}" for words in note(spec)]
     for pool in spec.studied_pools:
+        if cautions := baseline_cautions(spec, pool):
+            lines += [f"# pool {pool.name}, {node_words(pool)}: {words}" for words in cautions]
+            continue
         command = _command(spec, pool, spec.baseline, folder.path / "first-trial" / pool_key(spec, pool))
         lines.append(f"# pool {pool.name}, {node_words(pool)}{_on_each(pool)}:")
         lines += [f"# before, on every node: {before}" for before in machine_commands(spec, pool, spec.baseline)]

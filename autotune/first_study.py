@@ -12,6 +12,8 @@ from pathlib import Path
 import yaml
 
 from autotune.errors import SpecError
+from search_spaces.device_rules import lacks_bf16
+from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
 
 _HEAD = """\
@@ -115,11 +117,25 @@ def study_text(name: str, file: str, pools: Sequence[PoolSpec]) -> str:
         pools="".join(_pool(pool) for pool in pools).rstrip(),
         global_batch_size=16 if cpu else 16 * ranks,
         seq_length=64 if cpu else 4096,
-        baseline=_block({"tensor_model_parallel_size": 1, "micro_batch_size": 1, "precision": "fp32" if cpu else "bf16"}),
+        baseline=_block({"tensor_model_parallel_size": 1, "micro_batch_size": 1, "precision": _precision(pools)}),
         search=_block(_choices(ranks, cpu)),
         trials=12 if cpu else 40,
         wall_time_s=240 if cpu else 3600,
     )
+
+
+def _precision(pools: Sequence[PoolSpec]) -> str:
+    """fp32 on a CPU, else bf16, or fp16 where one of the devices has no bf16, as `autotune plan --model` does."""
+    if all(pool.device == "cpu" for pool in pools):
+        return "fp32"
+    return "fp16" if any(_lacks_bf16(pool.gpu) for pool in pools) else "bf16"
+
+
+def _lacks_bf16(name: str) -> bool:
+    try:
+        return lacks_bf16(gpu(name))
+    except KeyError:  # nothing is known of it
+        return False
 
 
 def _pool(pool: PoolSpec) -> str:

@@ -54,6 +54,7 @@ class PoolPlan:
         nodes: Nodes of a trial.
         choices: What each per-GPU power limit gives, most tokens/s first; empty where nothing asks for it.
         lacking: What candidates ask for that the device does not have, one sentence each; they are not predicted.
+        cautions: What nothing forbids and a person should know, a sentence each.
     """
 
     pool: str
@@ -66,6 +67,7 @@ class PoolPlan:
     nodes: int = 1
     choices: tuple[PowerChoice, ...] = ()
     lacking: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -81,7 +82,10 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
         if model is None:
             known = [(pool, calibrated(machines, pool, root)) for pool, machines in known]
         pools = [(at_count, machines) for pool, machines in known for at_count in pool.at_each_node_count()]
-        answer = _plan_settings(spec, pools, settings, version) if settings else _plan_all(spec, pools, top, output, version)
+        if settings:
+            answer = _plan_settings(spec, pools, settings, version)
+        else:
+            answer = _plan_all(spec, pools, top, output, version, of_study=study is not None)
         if as_json:
             sys.stdout.write(json.dumps(answer.to_json(), indent=2) + "\n")
         else:
@@ -124,14 +128,20 @@ def _study(study: str | None, model: Path | None, given: Mapping[str, Any], gpus
     return model_study(model, gpu, num_gpus, gpus_per_node, global_batch_size, seq_length)
 
 
-def _plan_all(spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None) -> Checked:
-    """Plan every pool; write the figures if asked for."""
-    from autotune.baseline import check_baseline
+def _plan_all(
+    spec: StudySpec, pools: Pools, top: int, output: Path | None, megatron: MegatronVersion | None, *, of_study: bool
+) -> Checked:
+    """Plan every pool, with what a study's baseline says; write the figures if asked for."""
+    from autotune.baseline import baseline_cautions, check_baseline
     from autotune.plan import compares_power, plan_pool
     from autotune.plan_text import PlansAnswer
 
-    check_baseline(spec, megatron)
+    if of_study:
+        check_baseline(spec, megatron)
     plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
+    if of_study:
+        told = [baseline_cautions(spec, pool, len(plan.table), megatron) for (pool, _), plan in zip(pools, plans, strict=True)]
+        plans = tuple(replace(plan, cautions=cautions) for plan, cautions in zip(plans, told, strict=True))
     if output is not None:
         from autotune.plan_figures import write_html
 

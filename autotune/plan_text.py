@@ -115,6 +115,7 @@ def _plan_json(plan: PoolPlan, top: int) -> dict[str, Any]:
         "origin": "predicted",
         "calibrated_with_trials": plan.predictions.machines.trials,
         "lacking": list(plan.lacking),
+        "cautions": list(plan.cautions),
         "power_choices": [power_choice_json(choice) for choice in plan.choices],
         "best": [
             {"config": best.config.changed(), "argv": best.config.argv(), **prediction_json(best.prediction)}
@@ -133,9 +134,9 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
     """Counts, a row of numbers for each of the best, then what each spends."""
     head = f"{plan.pool}: {plan.table.workload.world_size:,} x {plan.gpu}, {plan.predictions.machines.gpu.memory_gib:g} GiB each"
     parts: list[RenderableType] = [Text(head, style="bold"), _ruled_out(plan)]
-    parts += [Text(words, style="yellow") for words in plan.lacking]
+    parts += [Text(words, style="yellow") for words in (*plan.lacking, *plan.cautions)]
     if not best:
-        return [*parts, Text("Nothing is predicted to fit." if len(plan.table) else "No candidate is legal.", style="red")]
+        return [*parts, Text(_nothing(plan), style="red")]
     table, details = Table(box=None, pad_edge=False), Text()
     for heading in (
         "",
@@ -152,6 +153,13 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
         table.add_row(str(rank), *_cells(planned.prediction), style="bold" if rank == 1 else "")
         details.append(f"{rank}: {short(planned.config)}\n", style="bold").append(_spends(planned.prediction, "   "))
     return [*parts, table, details]
+
+
+def _nothing(plan: PoolPlan) -> str:
+    """Why a plan names no configuration."""
+    if not len(plan.table):
+        return "No candidate is legal."
+    return "Nothing is predicted to fit." if plan.verdicts else "Nothing is predicted."
 
 
 def _cells(found: Prediction) -> tuple[str, ...]:

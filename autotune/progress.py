@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -10,16 +12,19 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from autotune.baseline import without_baseline
 from autotune.forecast import Forecast, lasting
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialRecord, short
 from autotune.report import remark, throughput, trial_table
+from autotune.simulation import is_simulated, note
 from autotune.spec import StudySpec, pool_title
 from launchers.outcome import Outcome
 
 _ROWS = 14
 _FORECAST_EVERY = 5  # trials
+_MINUTES_FROM_S = 90
 
 
 class Progress:
@@ -39,6 +44,7 @@ class Progress:
         self._due = False
         self._forecasts: dict[str, Forecast | None] = {}
         self._started_s = time.time()
+        self._began_s, self._reached_s = math.inf, -math.inf  # of the trials that ended; virtual where they are rehearsed
         self._launched_before = 0
 
     def __enter__(self) -> Self:
@@ -53,12 +59,17 @@ class Progress:
             self._live.stop()
 
     def opened(self, studies: list[PoolStudy]) -> None:
-        """Say how large the spaces are and what is there already."""
+        """Say how large the spaces are, what is there already, and what else a person should know before the first trial."""
         self._studies = studies
         self._launched_before = sum(study.launched for study in studies)
+        for words in note(self._spec):
+            self._line(words)
         for study in studies:
             known = f", {study.launched} trials known" if study.launched else ""
             self._console.print(f"{study.name}: {len(study.table):,} legal candidates{known}; starting Ray and the first trial ...")
+            if broken := study.violations(study.baseline):
+                self._line(f"{study.name}: {without_baseline(broken, study.candidates.left)}")
+            self._tell(study, [words for words in study.results().notes if words not in note(self._spec)])
 
     def launched(self, study: PoolStudy, proposal: Proposal) -> None:
         """Show it as running, and after some trials what is left."""
@@ -74,6 +85,7 @@ class Progress:
             self._refused += 1
             return
         self._running.pop(study.name, None)
+        self._began_s, self._reached_s = min(self._began_s, record.started_s), max(self._reached_s, record.ended_s)
         self._recent = [*self._recent, record][-_ROWS:]
         if self._live is None:
             best = f"   best so far: trial {study.best.number}" if study.best else ""
@@ -82,12 +94,12 @@ class Progress:
         if record.phase is not Phase.CONFIRM:
             self._explored += 1
             self._due = self._explored % _FORECAST_EVERY == 0
-        self._tell_notes(study)
+        self._tell(study, study.notes)
         self._draw()
 
-    def _tell_notes(self, study: PoolStudy) -> None:
-        """What its trials show that cannot be had, once."""
-        for line in (f"{study.name}: {note}" for note in study.notes):
+    def _tell(self, study: PoolStudy, notes: Sequence[str]) -> None:
+        """What a study does not do although it was asked for, or does otherwise than is meant, once."""
+        for line in (f"{study.name}: {words}" for words in notes):
             if line not in self._told:
                 self._told.add(line)
                 self._line(line)
@@ -110,21 +122,29 @@ class Progress:
         for study in self._studies:
             if (forecast := self._forecast(study)) is not None:
                 parts.append(f"remaining budget on {pool_title(self._spec, study.pool)}: {forecast.words()}")
-        if left_s := self._seconds_left(launched):
-            parts.append(f"about {lasting(left_s)} left")
+        if (left := self._left(launched)) is not None:
+            parts.append(left)
         return "   ".join(parts)
 
     def _forecast(self, study: PoolStudy) -> Forecast | None:
         """What its budget buys as of its last launch; None once it explores no more."""
         return None if study.end_reason else self._forecasts.get(study.name)
 
-    def _seconds_left(self, launched: int) -> float | None:
-        """From the pace of this run and the budgets; None before the first trial has ended."""
+    def _left(self, launched: int) -> str | None:
+        """What is left of this run, by its pace and the budgets; of a rehearsal in virtual time, as its budgets are, and here.
+
+        None before the first trial has ended, and once nothing is left.
+        """
         elapsed_s = time.time() - self._started_s
+        counted_s = self._reached_s - self._began_s if is_simulated(self._spec) else elapsed_s
         done = launched - self._launched_before
-        if not done:
+        if not done or counted_s <= 0:
             return None
-        left_s = elapsed_s / done * sum(one.trials for study in self._studies if (one := self._forecast(study)) is not None)
+        left_s = counted_s / done * sum(one.trials for study in self._studies if (one := self._forecast(study)) is not None)
         if self._budget.wall_time_s is not None:
-            left_s = min(left_s, self._budget.wall_time_s - elapsed_s)
-        return max(0.0, left_s)
+            left_s = min(left_s, self._budget.wall_time_s - counted_s)
+        if left_s <= 0:
+            return None
+        if not is_simulated(self._spec):
+            return f"about {lasting(left_s)} left"
+        return f"about {lasting(left_s)} of virtual time left, {lasting(left_s * elapsed_s / counted_s)} here"

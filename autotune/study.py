@@ -16,6 +16,7 @@ from autotune import pareto
 from autotune.detect import usable_gpus
 from autotune.errors import SpecError
 from autotune.guards import UnkeptGuardError
+from autotune.lacking import lacking_words
 from autotune.machines import find_gpu
 from autotune.one_driver import only_driver
 from autotune.parent_run import ParentOf
@@ -124,7 +125,9 @@ def open_studies(
         front = [pareto.NOTE] if spec.pareto else []
         for study in opened:
             check_baseline_time(spec, study)
-            keep_notes(storage, study.name, note(spec) + dropped + front + left_out)
+            machines = study.refit.machines
+            lacking = lacking_words(machines.gpu, study.table, study.baseline) if machines is not None else []
+            keep_notes(storage, study.name, note(spec) + dropped + front + left_out + lacking)
         studies += opened
     return studies
 

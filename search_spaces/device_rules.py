@@ -50,10 +50,10 @@ def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     """
     found = {}
     if lacks_bf16(gpu):
-        text = f"{gpu.name} has no bf16: torch emulates it in fp32, at a speed that is not known; precision=fp16 is what it has"
+        text = f"{gpu.name} has no bf16: torch emulates it in fp32, slower and at a speed that is not known; give precision=fp16"
         found["bf16_arithmetic"] = finding(columns.equals("precision", "bf16"), text)
     if gpu.vendor != "cpu" and "fp8" not in gpu.peak_tflops:
-        text = f"{gpu.name} has no FP8, and Transformer Engine refuses it there; fp8_format=none"
+        text = f"{gpu.name} has no FP8, and Transformer Engine refuses it there; give fp8_format=none"
         found["fp8_arithmetic"] = finding(columns.given("fp8_format"), text)
     return found
 

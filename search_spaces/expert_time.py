@@ -11,6 +11,7 @@ import numpy as np
 from search_spaces.columns import Bools
 from search_spaces.kernels import Floats, linear
 from search_spaces.layer_time import mlp_piece
+from search_spaces.parameters import feed_forward_weights
 from search_spaces.work import Piece, Shapes, Work, work
 
 _LAUNCHES = 150.0  # routing, sorting, exchange and their bookkeeping, one direction
@@ -31,8 +32,7 @@ def expert_piece(s: Shapes, attention: Floats) -> Piece:
     around = s.moved(s.tokens * s.model.hidden_size * 5.5 / s.split)
     middle = s.moved(routed * s.model.expert_ffn_size / s.columns.etp * (3.0 if s.model.swiglu else 2.0))
     casts = s.casts(routed * (s.model.hidden_size + s.model.expert_ffn_size / s.columns.etp))
-    wide = 3 if s.model.swiglu else 2
-    weights = wide * s.model.hidden_size * s.model.expert_ffn_size * (s.model.num_experts or 1) / (s.columns.ep * s.columns.etp)
+    weights = (s.model.num_experts or 1) / s.columns.ep * feed_forward_weights(s.model, s.model.expert_ffn_size, s.columns.etp)
     exchange = _exposed(s, _exchange(s, own, routed), attention + (products[0] + products[1]) / 2.0)
     kernels = _launches(s, grouped)
     ahead = work(gemm=products[0], elementwise=around + middle + casts, routing=routing, ep=exchange, host=s.host(kernels))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from search_spaces.kernels import OLD_FLASH, Floats, fused_attention, linear, softmax_apart, unfused_attention
+from search_spaces.parameters import attention_weights, feed_forward_weights
 from search_spaces.work import NONE, Piece, Shapes, Work, work
 
 _BACKWARD_HOST = 1.3  # launches of the backward pass come from C++: more kernels, less time for each
@@ -36,7 +37,7 @@ def attention_piece(s: Shapes) -> Piece:
     back = work(
         gemm=forward[1] + forward[2],
         attention=core_backward,
-        elementwise=1.5 * (around + rope) + casts + s.accumulation(_attention_weights(s)),
+        elementwise=1.5 * (around + rope) + casts + s.accumulation(attention_weights(model, s.tp)),
         tp=s.tp_exposed_backward(first[1], first[2]),
         cp=cp_backward,
         host=s.host(_BACKWARD_HOST * (18.0 + core_host) + s.tp_launches),
@@ -62,7 +63,7 @@ def mlp_piece(s: Shapes, ffn: int, shared: bool = False) -> Piece:
     ahead = work(gemm=up[0] + down[0], elementwise=around + middle + casts, tp=s.tp_exposed(), host=s.host(kernels + s.tp_launches))
     back = work(
         gemm=up[1] + up[2] + down[1] + down[2],
-        elementwise=1.5 * (around + middle) + back_casts + s.accumulation((wide + 1) * model.hidden_size * ffn / s.tp),
+        elementwise=1.5 * (around + middle) + back_casts + s.accumulation(feed_forward_weights(model, ffn, s.tp)),
         tp=s.tp_exposed_backward(up[1], up[2]),
         host=s.host(_BACKWARD_HOST * kernels + s.tp_launches),
     )
@@ -90,19 +91,6 @@ def head_piece(s: Shapes) -> Piece:
     exposed = s.tp_exposed_backward(dgrad, wgrad, whole=False)
     back = work(gemm=dgrad + wgrad, elementwise=8.0 * logits + main, tp=exposed, host=s.host(10.0))
     return Piece(ahead, back, NONE)
-
-
-def _attention_weights(s: Shapes) -> Floats:
-    """Weights of the attention block on one rank."""
-    model, heads = s.model, s.model.num_attention_heads / s.tp
-    qk, v = _head(s)
-    if not model.multi_latent_attention:
-        return np.asarray(model.hidden_size * (2 * heads + 2 * np.maximum(model.query_groups / s.tp, 1.0)) * qk)
-    down = model.hidden_size * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
-    up = model.kv_lora_rank * heads * (model.qk_head_dim + v)
-    rank = model.q_lora_rank
-    query = rank * (model.hidden_size + heads * qk) if rank is not None else model.hidden_size * heads * qk
-    return np.asarray(down + up + query + heads * v * model.hidden_size)
 
 
 def _whole(s: Shapes, forward: Work) -> Work:

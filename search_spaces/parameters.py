@@ -13,6 +13,9 @@ Number = Any  # an int or an array of them
 _AS_BUILT = {"layer_norms": 2, "parametric_norms": True, "qk_layernorm_per_head": True}
 """Shapes that only count a model's parameters, as megatron-core's own layers have them."""
 
+COUNT_KNOBS = ("tensor_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size")
+"""What the parameters of a rank depend on, by kind of layer."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterCount:
@@ -125,41 +128,49 @@ def rank_parameters(columns: Columns, *, transformer_engine: bool = True) -> Ran
     )
 
 
+def attention_weights(model: ModelSpec, tp: Number = 1, latent_shards: Number = 1) -> Number:
+    """Weights of the projections of one layer (attention.py SelfAttention; multi_latent_attention.py MLASelfAttention).
+
+    Args:
+        model: The shapes.
+        tp: Tensor parallel size, one or one per row.
+        latent_shards: Ranks that share the down projections of multi-latent attention: 1 with Transformer Engine's, which are the
+            same on all tensor parallel ranks, `tp` with the local ones.
+    """
+    hidden, heads, ranks = model.hidden_size, model.num_attention_heads, model.q_lora_rank
+    if not model.multi_latent_attention:
+        return 2 * hidden * model.head_size * (heads + model.query_groups) // tp
+    query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
+    count = hidden * ((model.kv_lora_rank + model.qk_pos_emb_head_dim) // latent_shards)
+    count = count + model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim) // tp
+    count = count + heads * model.v_head_dim * hidden // tp
+    return count + (hidden * query // tp if ranks is None else hidden * (ranks // latent_shards) + ranks * query // tp)
+
+
 def _attention(model: ModelSpec, tp: Number = 1, latent_shards: Number = 1) -> Number:
-    """Projections, biases and query/key norms of one layer (attention.py SelfAttention)."""
-    bias = model.hidden_size if model.add_bias_linear else 0
+    """Projections, biases and query/key norms of one layer."""
+    count = attention_weights(model, tp, latent_shards) + (model.hidden_size if model.add_bias_linear else 0)
     if model.multi_latent_attention:
-        return _latent_attention(model, tp, latent_shards) + bias
+        latents = (model.kv_lora_rank, model.q_lora_rank or 0)
+        return count + sum(_norm(model, size) for size in latents if model.qk_layernorm)
     query, keys = model.head_size * model.num_attention_heads, model.head_size * model.query_groups
-    projected = query + 2 * keys
-    count = model.hidden_size * (projected + query) // tp + bias
     if model.add_bias_linear or model.add_qkv_bias:
-        count = count + projected // tp
+        count = count + (query + 2 * keys) // tp
     if not model.qk_layernorm:
         return count
     sizes = (model.head_size, model.head_size) if model.qk_layernorm_per_head else (query, keys)
     return count + sum(_norm(model, size) for size in sizes)
 
 
-def _latent_attention(model: ModelSpec, tp: Number, latent_shards: Number) -> Number:
-    """Multi-latent attention without its output bias (multi_latent_attention.py MLASelfAttention).
-
-    Transformer Engine's down projections are the same on all tensor parallel ranks, the local ones are sharded.
-    """
-    hidden, heads, ranks = model.hidden_size, model.num_attention_heads, model.q_lora_rank
-    query = heads * (model.qk_head_dim + model.qk_pos_emb_head_dim)
-    count = hidden * ((model.kv_lora_rank + model.qk_pos_emb_head_dim) // latent_shards)
-    count = count + model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim) // tp
-    count = count + heads * model.v_head_dim * hidden // tp
-    queries = hidden * query // tp if ranks is None else hidden * (ranks // latent_shards) + ranks * query // tp
-    return queries + count + sum(_norm(model, size) for size in (model.kv_lora_rank, ranks or 0) if model.qk_layernorm)
+def feed_forward_weights(model: ModelSpec, width: int, shards: Number = 1) -> Number:
+    """Weights of one feed-forward network, with the gate where there is one (mlp.py MLP; moe/experts.py)."""
+    return model.hidden_size * ((2 * width if model.swiglu else width) // shards + width // shards)
 
 
 def _feed_forward(model: ModelSpec, width: int, shards: Number = 1) -> Number:
-    """One feed-forward network, with the gate where there is one, and its biases (mlp.py MLP; moe/experts.py)."""
-    inner = 2 * width if model.swiglu else width
-    count = model.hidden_size * (inner // shards) + model.hidden_size * (width // shards)
-    return count + (inner // shards + model.hidden_size if model.add_bias_linear else 0)
+    """The same with its biases."""
+    count = feed_forward_weights(model, width, shards)
+    return count + ((2 * width if model.swiglu else width) // shards + model.hidden_size if model.add_bias_linear else 0)
 
 
 def _shared(model: ModelSpec, tp: Number = 1) -> Number:

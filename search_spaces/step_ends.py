@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from search_spaces.columns import Bools, Columns
+from search_spaces.columns import Bools, Columns, Ints
 from search_spaces.communication import Group
 from search_spaces.distinct import distinct
 from search_spaces.kernels import Floats, Machine, Number
-from search_spaces.model import ModelSpec
+from search_spaces.parameters import COUNT_KNOBS, rank_parameters
 
 ADAM_BYTES = 30.0
 GRADIENT_BYTES = 12.0
@@ -118,30 +118,21 @@ def _ends(machine: Machine, c: Columns, group: Group, stride: Number, sharded: B
     )
 
 
-def parameters(model: ModelSpec, c: Columns) -> dict[str, Parameters]:
-    """Parameters of one rank in each kind of a stage's contents (`pipeline_stages.StageKind`)."""
-    hidden, heads = model.hidden_size, model.num_attention_heads
-    if model.multi_latent_attention:
-        size = model.qk_head_dim + model.qk_pos_emb_head_dim
-        query = model.q_lora_rank * (hidden + heads * size / c.tp) if model.q_lora_rank else hidden * heads * size / c.tp
-        keys = hidden * (model.kv_lora_rank + model.qk_pos_emb_head_dim)
-        up = model.kv_lora_rank * heads * (model.qk_head_dim + model.v_head_dim) / c.tp
-        attention = query + keys + up + heads * model.v_head_dim * hidden / c.tp
-    else:
-        size = model.kv_channels or hidden // heads
-        attention = hidden * size * (2 * heads + 2 * model.query_groups) / c.tp
-    wide = 3 if model.swiglu else 2
-    shared = wide * hidden * (model.moe_shared_expert_intermediate_size or 0) / c.tp + hidden * (model.num_experts or 0)
-    experts = wide * hidden * model.expert_ffn_size * (model.num_experts or 0) / (c.ep * c.etp)
-    table = c.derive("tensor_model_parallel_size", model.padded_vocab_size) * hidden / c.tp
-    none = np.zeros(1)
-    dense = Parameters(attention + wide * hidden * model.ffn_size / c.tp, none)
-    moe = Parameters(attention + shared, experts)
-    extra = moe if model.is_moe else dense
+def held_parameters(columns: Columns) -> dict[str, Parameters]:
+    """Parameters of one rank in each kind of a stage's contents (`pipeline_stages.StageKind`): one per row, or one for all."""
+    found = distinct(columns, COUNT_KNOBS)
+    count = rank_parameters(found.columns)
+
+    def held(plain: Ints, expert: Ints | float = 0.0) -> Parameters:
+        spread = (
+            np.broadcast_to(np.asarray(number, dtype=np.float64), (found.size,)).take(found.rows) for number in (plain, expert)
+        )
+        return Parameters(*spread)
+
     return {
-        "dense": dense,
-        "moe": moe,
-        "embedding": Parameters(table, none),
-        "head": Parameters(table, none),
-        "mtp": Parameters(extra.plain + 2 * hidden * hidden / c.tp, extra.expert),
+        "dense": held(count.dense_layer),
+        "moe": held(count.moe_layer, count.experts),
+        "embedding": held(count.embedding),
+        "head": held(count.output + count.final_norm),
+        "mtp": held(count.mtp_layer, count.mtp_experts),
     }

@@ -11,7 +11,7 @@ from search_spaces.columns import Bools, Columns
 from search_spaces.communication import Group
 from search_spaces.kernels import Floats, Machine
 from search_spaces.pipeline_stages import StageKind, StageTable
-from search_spaces.step_ends import SAVED_ELEMENTS, Ends, Parameters, StepEnds, parameters, step_ends
+from search_spaces.step_ends import SAVED_ELEMENTS, Ends, Parameters, StepEnds, held_parameters, step_ends
 
 Rows = npt.NDArray[np.intp]
 
@@ -117,7 +117,7 @@ def _ends_of(
     machine: Machine, columns: Columns, stages: StageTable, ends: StepEnds, slow: _Slowest, count: Floats
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """Exposed and hidden seconds of the data parallel exchange, of the optimiser and of its state on the host."""
-    plain, expert = _largest(stages, parameters(columns.model, columns))
+    plain, expert = _largest(stages, held_parameters(columns))
 
     def both(of: str) -> Floats:
         return np.asarray(plain * _take(ends.plain, of, ends.rows) + expert * _take(ends.expert, of, ends.rows))

@@ -193,7 +193,7 @@ def test_what_explains_the_winner_is_kept_with_the_study_and_shown() -> None:
     told = study.results().explanation
     assert any(line.startswith("What mattered") and "tensor_model_parallel_size" in line for line in told)
     assert any(line.startswith("One step from the winner") for line in told)
-    assert any(line.startswith("Room left below each limit: step_time_s") for line in told)
+    assert any(line.startswith("Room left to each limit, as a share of it: step_time_s") for line in told)
     assert all(line in text(study) for line in told)
 
 

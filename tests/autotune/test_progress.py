@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from autotune import progress as progress_module
 from autotune.gains import Gains
 from autotune.pool_study import PoolStudy
 from autotune.progress import Progress
@@ -53,6 +54,51 @@ def test_every_fifth_trial_says_what_is_left_and_what_the_next_may_bring(monkeyp
         assert f"remaining budget on laptop: about {left} trials (limited by trials): " in line
         assert gain in line and line.endswith(" left")
     assert study.launched == 11
+
+
+LARGE = {"pools": [{"name": "h200", "gpu": "h200", "gpus_per_node": 8}], "launcher": "simulated"}
+
+
+@pytest.mark.parametrize(
+    ("budget", "left"),
+    [
+        ({"trials": 8}, "about 45 min of virtual time left, 15 s here"),
+        ({"trials": 8, "wall_time_s": 5000}, "about 8 min of virtual time left, 3 s here"),
+        ({"trials": 8, "wall_time_s": 4000}, ""),
+    ],
+)
+def test_what_is_left_of_a_rehearsal_is_virtual_as_its_budgets_are(
+    monkeypatch: pytest.MonkeyPatch, budget: dict[str, int], left: str
+) -> None:
+    """Five trials of 15 virtual minutes took 5 s each: 4,500 s are used of the wall time, and 25 s of the person's."""
+    now_s = 1e9
+    monkeypatch.setattr(progress_module.time, "time", lambda: now_s)
+    spec, output = study_spec(**LARGE, budget=budget), io.StringIO()
+    study, shown = open_pool(spec), Progress(Console(file=output, width=500), spec)
+    study._on_record = shown.ended
+    shown.opened([study])
+    for number in range(6):
+        now_s += 5.0
+        proposal = replace(study.propose(), proposed_s=2e9 + 900.0 * number)
+        now_s -= 5.0 * (number == 5)
+        shown.launched(study, proposal)
+        study.finish(proposal, replace(completed(), virtual_s=900.0))
+    told = [line for line in output.getvalue().splitlines() if line.startswith("case: ")]
+    assert [line.split("   ")[-1] for line in told if line.endswith("here")] == [left] * bool(left)
+    assert len(told) == 1
+
+
+def test_what_is_left_of_a_study_is_in_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1e9
+    monkeypatch.setattr(progress_module.time, "time", lambda: now_s)
+    spec = study_spec(budget={"trials": 8})
+    study, shown = open_pool(spec), Progress(Console(file=io.StringIO()), spec)
+    shown.opened([study])
+    for _ in range(5):
+        now_s += 100.0
+        shown.ended(study, study.finish(study.propose(), completed()))
+    shown.launched(study, study.propose())
+    assert shown._summary().endswith("   about 5 min left")
 
 
 def test_a_trial_that_crosses_a_limit_says_so_on_its_line_and_in_the_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -128,12 +129,11 @@ def test_what_is_larger_than_a_trial_that_ran_out_of_memory_is_ruled_out() -> No
 def test_the_next_to_try_is_nothing_that_is_ruled_out_and_the_reasons_are_told() -> None:
     winner = trial(config(2))
     free = explanation_lines(winner, None, prospects(winner))
-    assert f"Next to try: {KNOB} 600 " in "\n".join(free) and "ruled out" not in "\n".join(free)
+    assert f"Next to try: {KNOB} 600: " in "\n".join(free) and "ruled out" not in "\n".join(free)
     bound = explanation_lines(winner, None, prospects(winner, gpu_peak_power_w_1s=Bound(max=1.02 * winner.metrics[PEAK])))
-    text = "\n".join(bound)
-    assert "Next to try: micro_batch_size " in text
-    (ruled_out,) = [line for line in bound if line.startswith("One step from the winner, but ruled out: ")]
-    assert f"{KNOB} 600 " in ruled_out and PEAK in ruled_out
+    assert "Next to try: micro_batch_size " in "\n".join(bound)
+    (ruled_out,) = [line for line in bound if line.startswith("One step from the winner, ruled out: ")]
+    assert f"{KNOB} 600: " in ruled_out and PEAK in ruled_out
     (around,) = [line for line in bound if line.startswith("One step from the winner (")]
     assert KNOB not in around
 
@@ -144,3 +144,43 @@ def test_where_everything_near_is_ruled_out_nothing_is_next_and_the_shape_is_not
     text = "\n".join(explanation_lines(winner, None, barred))
     assert "Next to try: nothing that is one step away" in text
     assert "optimum" not in text
+
+
+def lines_of(winner: TrialRecord, baseline: TrialRecord | None, **limits: Bound) -> dict[str, str]:
+    """What explains a winner, by the first word of each line."""
+    return {line.split(" ")[0].rstrip(","): line for line in explanation_lines(winner, baseline, prospects(winner, **limits))}
+
+
+def test_only_a_neighbour_that_is_predicted_to_be_faster_is_next() -> None:
+    fastest = TABLE.config(int(PREDICTIONS.tokens_per_s_per_gpu.argmax()))
+    said = lines_of(trial(fastest), None)["Next"]
+    assert re.fullmatch(r"Next to try: nothing .* to be faster; the nearest is \w+ \w+: 0\.\d\d x \(predicted\)\.", said)
+    said = lines_of(trial(config(1)), None)["Next"]
+    assert re.fullmatch(r"Next to try: \w+ \w+: 1\.\d\d x \(predicted\)\.", said)
+
+
+def test_each_limit_is_told_with_what_was_measured_its_bound_and_what_is_left() -> None:
+    winner = trial(config(2))
+    peak, least = winner.metrics[PEAK], 0.5 * winner.metrics["tokens_per_s_per_gpu"]
+    room = lines_of(winner, None, **{PEAK: Bound(max=1.25 * peak), "tokens_per_s_per_gpu": Bound(min=least)})["Room"]
+    assert f"{PEAK} {peak:,.4g} (at most {1.25 * peak:,g}): 20.0%" in room
+    assert f"tokens_per_s_per_gpu {2 * least:,.4g} (at least {least:,g}): 100.0%" in room
+
+
+def test_seconds_and_watts_are_told_of_winner_and_baseline_and_of_a_winner_alone() -> None:
+    """The baseline need not be a candidate."""
+    winner, recomputing = (
+        trial(config(2)),
+        {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    )
+    baseline = trial(winner.config.model_copy(update=recomputing))
+    assert TABLE.find(baseline.config) is None
+    both, alone = lines_of(winner, baseline), lines_of(winner, None)
+    assert both["Where"].startswith("Where a step's seconds go, predicted, winner / baseline: gemm ")
+    assert ", recompute 0 / " in both["Where"]
+    assert alone["Where"].endswith(f", of {PREDICTIONS.row(row(2)).step_time_s:,.3g}.")
+    watts = [f"{one.metrics['gpu_mean_power_w']:,.3g}" for one in (winner, baseline)]
+    assert both["Power"].startswith(f"Power, measured, winner / baseline: mean W per GPU {' / '.join(watts)}, peak W over 1 s ")
+    assert alone["Power"].startswith(f"Power, measured, of the winner: mean W per GPU {watts[0]}, ")
+    blind = {name: value for name, value in winner.metrics.items() if "power" not in name}
+    assert "Power" not in lines_of(replace(winner, metrics=blind), None)

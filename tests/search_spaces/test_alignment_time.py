@@ -11,7 +11,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.gpus import gpu, links_of
 from search_spaces.kernels import Machine, alignment, linear
 from search_spaces.model import ModelSpec, Workload
-from search_spaces.step_ends import parameters
+from search_spaces.step_ends import held_parameters
 from search_spaces.step_time import estimate
 
 DEVICE = gpu("h100")
@@ -56,4 +56,4 @@ def test_each_rank_pads_for_its_tensor_parallel_size():
     """50,257 words on two ranks are 25,129 each, on eight 6,283, odd both."""
     table = workload(50257, 1)
     columns = Columns.of(table, TrialConfig(tensor_model_parallel_size=8))
-    assert float(parameters(table.model, columns)["head"].plain[0]) == 6283 * 1024
+    assert float(held_parameters(columns)["embedding"].plain[0]) == 6283 * 1024

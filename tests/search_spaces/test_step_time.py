@@ -112,7 +112,7 @@ def test_costs_read_no_knob_that_is_not_declared(model, monkeypatch):
     monkeypatch.setattr("search_spaces.step_time.distinct", remember)
     monkeypatch.setattr("search_spaces.step_ends.distinct", remember)
     step(model)
-    assert len(tables) == 2
+    assert len(tables) == 3
     for columns, declared in tables:
         assert columns.asked <= declared
 
