@@ -169,7 +169,11 @@ def _from_flops(row: PublishedRow, raw: Mapping[str, str]) -> float | None:
 
 
 def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
-    """A row of vTrain, whose profiler gives each rank words // TP of GPT-2's and pads nothing (src/model/gpt_modeling.py)."""
+    """A row of vTrain.
+
+    Its profiler gives each rank words // TP of GPT-2's and pads nothing (src/model/gpt_modeling.py), and runs apex' Adam on the
+    16-bit weights themselves (src/trainer.py).
+    """
     tensor_parallel = int(raw["tp"])
     model = ModelSpec(
         num_layers=int(raw["layers"]),
@@ -189,7 +193,7 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         world_size=int(raw["n_gpus"]),
         global_batch_size=int(raw["global_batch"]),
         seq_length=int(raw["seq_len"]),
-        settings=IN_ORDER,
+        settings=IN_ORDER.model_copy(update={"separate_main_params": False}),
     )
     config = TrialConfig(
         tensor_model_parallel_size=tensor_parallel,

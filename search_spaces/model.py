@@ -168,6 +168,7 @@ class RunSettings(BaseModel):
         rampup_batch_size: Start, increment and samples of a batch size ramp-up.
         gradient_accumulation_fusion: Whether weight gradients are accumulated by a fused kernel.
         optimizer: Megatron's optimizer.
+        separate_main_params: Whether the optimiser has fp32 parameters beside 16-bit weights, as Megatron's always has.
         decrease_batch_size_if_needed: Whether a global batch that does not divide is cut down to one that does.
         check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
     """
@@ -185,6 +186,7 @@ class RunSettings(BaseModel):
     gradient_accumulation_fusion: bool = False
     optimizer: str = "adam"
     check_for_nan_in_loss_and_grad: bool = True
+    separate_main_params: bool = True
     decrease_batch_size_if_needed: bool = False
 
 
