@@ -12,7 +12,6 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
@@ -32,6 +31,7 @@ from search_spaces.gpus import OwnHardware
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
+from search_spaces.whole import PositiveInt
 
 SamplerName = Literal["residual", "tpe", "gp", "nsga2", "random", "grid"]
 _PRESETS = Path(search_spaces.__file__).parent / "presets"

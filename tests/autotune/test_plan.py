@@ -175,6 +175,7 @@ NO_CASES = [
     ("not json", "is not JSON"),
     ("[1, 2]", "no JSON object"),
     ("5", "no JSON object"),
+    (json.dumps(CASE | {"num_layers": float("nan")}), "NaN is no number"),
 ]
 
 
@@ -205,6 +206,16 @@ def test_check_answers_lines_that_are_no_cases(line, problem):
     assert found.exit_code == 2
     bad, good = map(json.loads, found.stdout.splitlines()[:2])
     assert problem in bad["violations"][0]["message"]
+    assert good["legal"]
+
+
+@pytest.mark.parametrize("verb", ["plan", "check"])
+@pytest.mark.parametrize("key", ["context_parallel_size", "num_layers", "hidden_size", "seq_length", "world_size"])
+def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
+    lines = (json.dumps(CASE | {"gpu": "h100", key: 10**20}), json.dumps(CASE | {"gpu": "h100"}))
+    found = CliRunner().invoke(cli.app, [verb, "--jsonl"], input="\n".join(lines))
+    bad, good = map(json.loads, found.stdout.splitlines()[:2])
+    assert [violation["name"] for violation in bad["violations"]] == [f"value_of_{key}"]
     assert good["legal"]
 
 
