@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -97,10 +98,11 @@ class Refit:
         log.info("pool %s: %s", self._key[0], figures)
 
     def learn(self, record: TrialRecord) -> None:
-        """Take in an ended trial; only a measured one without a limit on power or clocks tells something."""
+        """Take in an ended trial; only a measured one without a limit on power (below TDP) or clocks tells something."""
         seconds = record.metrics.get("step_time_s", 0.0)
-        limited = record.config.gpu_power_limit_w or record.config.sm_clock_limit_mhz
-        if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0 or limited:
+        if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0:
+            return
+        if record.config.sm_clock_limit_mhz or (record.config.gpu_power_limit_w or math.inf) < self._prior.gpu.tdp_w:
             return
         measured = Measured(self._table.workload, record.config, seconds)
         weight = _weight(record.metrics) * (_DISTURBED_WEIGHT if record.contaminated else 1.0)

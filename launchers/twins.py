@@ -202,7 +202,7 @@ class SimulatedLauncher:
             },
             "nodes": self._nodes,
             "gpus_per_node": workload.gpus_per_node,
-            "limit_w": config.gpu_power_limit_w,
+            "limit_w": config.gpu_power_limit_w and config.gpu_power_limit_w / gpu.dies_per_package,
             "clock": min(1.0, (config.sm_clock_limit_mhz or gpu.clock_mhz.boost) / gpu.clock_mhz.boost),
             "tokens": workload.tokens_per_step,
             "pool_seed": self._seed,

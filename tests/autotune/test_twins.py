@@ -24,8 +24,10 @@ from benchmarks.twin_worlds import CLOSE, LEVELS, METRIC, World, played
 from launchers.outcome import Outcome
 from launchers.simulated import OutOfMemoryError, play
 from launchers.soak import Demand, Gpus, soak
-from launchers.twins import demand
+from launchers.twins import SimulatedLauncher, demand
 from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+from search_spaces.model import ModelSpec, Workload
 from search_spaces.prediction import predict
 
 GPU = {"name": "h200", "idle_w": 80.0, "tdp_w": 700.0, "lowest_clock": 0.2}
@@ -212,3 +214,23 @@ def test_report_and_json_of_a_simulated_study_begin_with_it(worlds):
     console.print(final_report([study.results()], 2))
     assert "SIMULATED" in console.export_text()
     assert any("SIMULATED" in text for text in results_json([study.results()])[0]["notes"])
+
+
+def test_a_power_limit_of_a_package_is_shared_by_its_dies():
+    """Load and limit of the twin are per device, as its readings are: half of the package's watts on MI250X."""
+    pool = PoolSpec(name="amd", gpu="mi250x", nodes=1, gpus_per_node=8)
+    world = Workload(
+        model=ModelSpec(num_layers=4, hidden_size=512, num_attention_heads=8, vocab_size=1000),
+        world_size=8,
+        global_batch_size=8,
+        seq_length=512,
+        gpus_per_node=8,
+    )
+    launcher = SimulatedLauncher(machines_of(pool), 1, "physics", 0)
+
+    def job(limit):
+        return launcher.job(world, TrialConfig(gpu_power_limit_w=limit), steps=3, seed=0)
+
+    assert job(300)["limit_w"] == 150.0
+    assert job(None)["limit_w"] is None
+    assert job(500)["limit_w"] == job(None)["gpu"]["tdp_w"] == 250.0
