@@ -76,6 +76,14 @@ class PoolPlan:
         """The best configurations, at most so many."""
         return [Planned(self.table.config(int(row)), self.predictions.row(int(row))) for row in self.ranking[:top]]
 
+    @property
+    def smallest(self) -> Planned | None:
+        """The candidate that needs the least memory; None where none is legal."""
+        if not len(self.table):
+            return None
+        row = int(np.argmin(self.predictions.memory.device_gib))
+        return Planned(self.table.config(row), self.predictions.row(row))
+
     def frontier(self) -> npt.NDArray[np.intp]:
         """Ranked rows that no other beats in both tokens/s and peak watts, most tokens/s first."""
         watts = self.predictions.peak_power_w[self.ranking]

@@ -237,7 +237,7 @@ def _throttling(charged: Sequence[Series], window: Window) -> Summary:
     faults = [name for name in metrics if name.startswith("throttle_events_") and not name.endswith("_power_cap")]
     metrics["throttle_events"] = sum(metrics[name] for name in faults)
     metrics |= throttle_metrics.per_minute(metrics, window.length_s)
-    metrics["throttle_fraction"] = min(1.0, max(throttling.fault_s for throttling in seen) / window.length_s)
+    metrics["throttle_fraction"] = max(throttling.fault_s for throttling in seen) / window.length_s
     if "throttle_s_power_cap" in metrics:
         metrics["power_cap_fraction"] = min(1.0, metrics["throttle_s_power_cap"] / window.length_s)
     if metrics["throttle_events"]:

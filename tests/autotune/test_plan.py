@@ -209,6 +209,28 @@ def test_check_answers_lines_that_are_no_cases(line, problem):
     assert good["legal"]
 
 
+def test_where_nothing_can_be_run_the_answer_says_what_is_in_the_way(tmp_path):
+    """Positions that end before the sequence does; and Llama-3-405B, 18 bytes a parameter, on 8 GPUs."""
+
+    def said(config, *more):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found = run(
+            "--model", tmp_path / "config.json", *"--gpu h200 --gpus 8 --global-batch-size 8 --seq-length 4096".split(), *more
+        )
+        assert found.exit_code == 1
+        return found.stdout
+
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert "No candidate is legal. position_table: max_position_embeddings=1024" in said(gpt2)
+    wide = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
+    wide |= {"num_hidden_layers": 126, "num_key_value_heads": 8, "vocab_size": 128256}
+    (plan,) = json.loads(said(wide, "--json"))
+    smallest = plan["smallest"]
+    assert smallest["fits"] == "does_not_fit"
+    assert smallest["device_gib"] > 405.8e9 * 18 / 8 / 2**30
+    assert f"The smallest needs {smallest['device_gib']:.1f} GiB of 141" in said(wide)
+
+
 @pytest.mark.parametrize("verb", ["plan", "check"])
 @pytest.mark.parametrize("key", ["context_parallel_size", "num_layers", "hidden_size", "seq_length", "world_size"])
 def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
