@@ -177,8 +177,11 @@ def _meant(name: str) -> str:
     """A hint at the knobs that a group's or a short name stands for, or at the nearest knob."""
     if name in GROUPS:
         return f"a group of `search`; set its knobs: {', '.join(GROUPS[name])}"
-    if (long := SHORT_NAMES.get(name)) in knobs():
-        return f"did you mean {long}?"
+    name = SHORT_NAMES.get(name, name)
+    if name in knobs():
+        return f"did you mean {name}?"
+    if name in StudySpec.model_fields:
+        return f"{name} is said by the study file, it is no knob"
     near = difflib.get_close_matches(name, knobs(), n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else "knobs have Megatron's argument names, with _ for -"
 

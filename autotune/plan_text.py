@@ -170,7 +170,8 @@ def _why_nothing(plan: PoolPlan) -> str:
         return f"No candidate is legal.{said}"
     found = plan.smallest.prediction
     needs = f"{_gib(found.device_gib)} GiB of {found.capacity_gib:g}"
-    return f"Nothing is predicted to fit. The smallest needs {needs}: {short(plan.smallest.config)}. More GPUs or another GPU would help."
+    config = short(plan.smallest.config)
+    return f"Nothing is predicted to fit. The smallest needs {needs}: {config}. More GPUs or another GPU would help."
 
 
 def _cells(found: Prediction) -> tuple[str, ...]:

@@ -223,7 +223,7 @@ def _trial_json(record: TrialRecord) -> dict[str, Any]:
 
 
 def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:
-    """Trials as rows; `running` holds (study, trial, configuration). Where they are too wide, what ran and why it failed are cut."""
+    """Trials as rows; `running` holds (study, trial, configuration). On a narrow terminal the last two columns are cut."""
     table = Table(box=None, pad_edge=False)
     for heading in ("study", "trial", "tokens/s per GPU [95 %]"):
         table.add_column(heading, no_wrap=True)

@@ -191,7 +191,8 @@ def test_our_errors_have_no_traceback_and_exit_code_1(root, monkeypatch):
     [
         ("tp=2", "did you mean tensor_model_parallel_size?"),
         ("recompute=full", "a group of `search`; set its knobs: recompute_granularity"),
-        ("gbs=3", "did you mean"),
+        ("gbs=3", "global_batch_size is said by the study file"),
+        ("seq_length=3", "seq_length is said by the study file"),
         ("xyzzy=3", "Megatron's argument names"),
     ],
 )

@@ -214,9 +214,8 @@ def test_where_nothing_can_be_run_the_answer_says_what_is_in_the_way(tmp_path):
 
     def said(config, *more):
         (tmp_path / "config.json").write_text(json.dumps(config))
-        found = run(
-            "--model", tmp_path / "config.json", *"--gpu h200 --gpus 8 --global-batch-size 8 --seq-length 4096".split(), *more
-        )
+        machines = ("--gpu", "h200", "--gpus", "8", "--global-batch-size", "8", "--seq-length", "4096")
+        found = run("--model", tmp_path / "config.json", *machines, *more)
         assert found.exit_code == 1
         return found.stdout
 
