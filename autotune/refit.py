@@ -136,16 +136,18 @@ class Refit:
         """What is predicted of a configuration now, named as what is measured, with `predicted_` before it.
 
         `predicted_fits`: 1 fits, 0.5 at risk, 0 does not fit. `predicted_from_trials`: measured trials behind the numbers.
+        Watts are a board's, as measured ones are.
         """
         found = self.predict(config)
         if found is None or self.machines is None:
             return {}
+        dies = self.machines.gpu.dies_per_package
         named = {
             "step_time_s": found.step_time_s,
             "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "peak_memory_gib": found.memory_gib,
-            "mean_power_w": found.mean_power_w,
-            "peak_power_w": found.peak_power_w,
+            "mean_power_w": found.mean_power_w * dies,
+            "peak_power_w": found.peak_power_w * dies,
             "fits": _FITS[found.fits],
             "from_trials": float(self.machines.trials),
         }

@@ -196,6 +196,7 @@ class SimulatedLauncher:
                 "name": gpu.name,
                 "idle_w": gpu.idle_w / gpu.dies_per_package,
                 "tdp_w": gpu.tdp_w / gpu.dies_per_package,
+                "dies_per_package": gpu.dies_per_package,
                 "lowest_clock": gpu.clock_mhz.low / gpu.clock_mhz.boost,
                 "clock_mhz": gpu.clock_mhz.boost,
                 "memory_gib": gpu.memory_gib,
