@@ -119,7 +119,7 @@ BAD = {
     "slash in the name": (
         study_data(name="a/b"),
         "name: cannot be a name (got 'a/b')",
-        "letters, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit",
+        "letters a to z, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit",
     ),
     "empty file": ("", f"study file: is empty (got '{FILE}')", WRITE_ONE),
     "a text": ("hello", f"study file: is not a mapping of fields to values (got '{FILE}')", WRITE_ONE),
