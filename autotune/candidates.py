@@ -8,17 +8,26 @@ import numpy as np
 import numpy.typing as npt
 from optuna.distributions import BaseDistribution, IntDistribution
 
+from autotune.errors import NOTHING, SpecError
 from autotune.spec import StudySpec
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
 from search_spaces.hardware import PoolSpec
 from search_spaces.normalise import normalise
-from search_spaces.space import SearchSpace
+from search_spaces.space import SearchSpace, SpaceTooLargeError
 
 
 def candidate_table(spec: StudySpec, pool: PoolSpec, megatron: Literal["0.16", "0.19"] | None = None) -> CandidateTable:
-    """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value."""
-    return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
+    """Megatron's legal candidates of a pool; knobs that are not searched keep the baseline's value.
+
+    Raises:
+        SpecError: there are more of them than can be looked at.
+    """
+    try:
+        return SearchSpace(spec.workload(pool, megatron), spec.search, base=spec.baseline).table()
+    except SpaceTooLargeError as error:
+        hint = f"give {error.knob} fewer choices, e.g. a list of some values in place of a range"
+        raise SpecError("search", NOTHING, f"{error} (pool {pool.name})", hint) from None
 
 
 def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:

@@ -25,8 +25,9 @@ from autotune.spec import StudySpec, pool_title
 from autotune.spec_errors import spec_error
 from autotune.study import launcher_of
 from launchers.base import Launcher
+from search_spaces.case import SHORT_NAMES
 from search_spaces.check import Verdict
-from search_spaces.choices import parse_value
+from search_spaces.choices import GROUPS, parse_value
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
 
@@ -163,9 +164,7 @@ def configuration(spec: StudySpec, settings: Sequence[str], argv: str | None) ->
 def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if name not in knobs():
-        near = difflib.get_close_matches(name, knobs(), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else "`autotune check --help` and the README name the knobs"
-        raise SpecError("--set", text, "no such knob", hint)
+        raise SpecError("--set", text, "no such knob", _meant(name))
     if not equals:
         raise SpecError("--set", text, "has no value", f"--set {name}=VALUE")
     try:
@@ -176,6 +175,19 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, parse_value(name, given)
     except ValueError:
         raise _bad_value(name, given) from None
+
+
+def _meant(name: str) -> str:
+    """A hint at the knobs that a group's or a short name stands for, or at the nearest knob."""
+    if name in GROUPS:
+        return f"a group of `search`; set its knobs: {', '.join(GROUPS[name])}"
+    name = SHORT_NAMES.get(name, name)
+    if name in knobs():
+        return f"did you mean {name}?"
+    if name in StudySpec.model_fields:
+        return f"{name} is said by the study file, it is no knob"
+    near = difflib.get_close_matches(name, knobs(), n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else "knobs have Megatron's argument names, with _ for -"
 
 
 def _bad_value(name: str, value: Any) -> SpecError:

@@ -174,7 +174,8 @@ def _command(spec: StudySpec, pool: PoolSpec, config: TrialConfig, folder: Path)
 
 
 def _choose(results: list[PoolResults], spec: StudySpec, pool_name: str | None, nodes: int | None) -> PoolResults:
-    hint = f"pools of {spec.name}: {'; '.join(pool_title(spec, pool) for pool in spec.studied_pools)}"
+    known = dict.fromkeys(pool_title(spec, result.pool) for result in results)
+    hint = f"pools of {spec.name}: {'; '.join(known) or 'none has results yet'}"
     named = [result for result in results if pool_name in (None, result.pool.name)]
     if not named:
         raise SpecError("pool", pool_name, "the study has no results on such a pool", hint)

@@ -83,7 +83,8 @@ def guards_of(spec: StudySpec, pool: PoolSpec, columns: Columns, predictions: Pr
         raise SpecError("power_domains", pool.gpu, "nothing is known of these GPUs", "describe them under `hardware` in the study")
     found = []
     if spec.gpu_power_guard_w is not None:
-        found.append(Guard("guard_gpu_power_guard_w", spec.gpu_power_guard_w, _enforced_w(columns, predictions, 1.0), "a GPU"))
+        board_w = _enforced_w(columns, predictions, 1.0) * predictions.machines.gpu.dies_per_package
+        found.append(Guard("guard_gpu_power_guard_w", spec.gpu_power_guard_w, board_w, "a GPU"))
     node = NodePower.of(pool, predictions.machines.gpu)
     for domain, fed in domains:
         device_w = _enforced_w(columns, predictions, domain.window_s)

@@ -123,18 +123,18 @@ def run_noise(metrics: Metrics) -> float:
 
 
 def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
-    """Logarithm of a metric's prediction, (rows,); None where nothing predicts it."""
-    world_size = predictions.workload.world_size
+    """Logarithm of a metric's prediction, (rows,); None where nothing predicts it. `gpu_` watts are a board's, of all its dies."""
+    world_size, dies = predictions.workload.world_size, predictions.machines.gpu.dies_per_package
     mean_w = np.broadcast_to(predictions.power.mean_w, (len(predictions),))
     known = {
         "tokens_per_s_per_gpu": predictions.tokens_per_s_per_gpu,
         "step_time_s": predictions.step_time_s,
         "peak_memory_gib": predictions.memory.memory_gib,
-        "gpu_mean_power_w": mean_w,
+        "gpu_mean_power_w": mean_w * dies,
         "pool_gpu_mean_power_w": mean_w * world_size,
     }
     if metric.startswith("gpu_peak_power_w"):
-        return np.log(predictions.peak_power_w)
+        return np.log(predictions.peak_power_w * dies)
     if metric.startswith("pool_gpu_peak_power_w"):
         return np.log(predictions.peak_power_w * world_size)
     return np.log(known[metric]) if metric in known else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,18 +11,17 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from autotune.candidates import candidate_table
-from autotune.errors import NOTHING, SpecError
+from autotune.errors import SpecError
+from autotune.hf_model import shapes_of
 from autotune.machines import find_gpu, machines_of
 from autotune.plan_power import PowerChoice, power_choices
 from autotune.spec import StudySpec, pool_title
-from autotune.spec_errors import spec_error
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.device_rules import arithmetic_findings, device_violations, lacks_bf16
 from search_spaces.hardware import PoolSpec
 from search_spaces.legality import Violation, check
-from search_spaces.model import ModelSpec
 from search_spaces.normalise import normalise
 from search_spaces.prediction import Machines, Prediction, Predictions, predict
 
@@ -77,6 +75,14 @@ class PoolPlan:
     def best(self, top: int) -> list[Planned]:
         """The best configurations, at most so many."""
         return [Planned(self.table.config(int(row)), self.predictions.row(int(row))) for row in self.ranking[:top]]
+
+    @property
+    def smallest(self) -> Planned | None:
+        """The candidate that needs the least memory; None where none is legal."""
+        if not len(self.table):
+            return None
+        row = int(np.argmin(self.predictions.memory.device_gib))
+        return Planned(self.table.config(row), self.predictions.row(row))
 
     def frontier(self) -> npt.NDArray[np.intp]:
         """Ranked rows that no other beats in both tokens/s and peak watts, most tokens/s first."""
@@ -198,7 +204,7 @@ def model_study(
     Raises:
         SpecError: the model cannot be read, or the numbers do not go together.
     """
-    shapes = _model(model)
+    shapes = shapes_of(model, "--model")
     per_node = gpus_per_node or min(num_gpus, 8)
     if num_gpus % per_node:
         raise SpecError("--gpus", num_gpus, f"is no multiple of {per_node} GPUs per node", "give --gpus-per-node")
@@ -211,29 +217,3 @@ def model_study(
     except ValidationError as error:
         first = error.errors()[0]
         raise SpecError("plan", first["input"], first["msg"], "see `autotune plan --help`") from None
-
-
-def _model(path: Path) -> ModelSpec:
-    """The shapes in a Hugging Face config.json.
-
-    Raises:
-        SpecError: there is no such file, it is no JSON object, its architecture is unknown, or a field is missing or wrong.
-    """
-    hint = "give the config.json of a Hugging Face model, or write a study with the shapes"
-    try:
-        return ModelSpec.from_hf(path)
-    except OSError as error:
-        raise SpecError("--model", path, f"cannot be read: {(error.strerror or 'error').lower()}", hint) from None
-    except json.JSONDecodeError as error:
-        raise SpecError("--model", path, f"is not JSON: {error.msg.lower()} in line {error.lineno}", hint) from None
-    except ValidationError as error:
-        found = str(spec_error(error, ModelSpec))
-        raise SpecError(
-            f"--model {path}", NOTHING, found, "shapes have Megatron's names here; mend that field in the file"
-        ) from None
-    except UnicodeDecodeError:
-        raise SpecError("--model", path, "is not a text file", hint) from None
-    except TypeError:
-        raise SpecError("--model", path, "is no JSON object with numbers where shapes are", hint) from None
-    except ValueError as error:
-        raise SpecError("--model", path, str(error).splitlines()[0], hint) from None

@@ -116,12 +116,20 @@ def _plan_json(plan: PoolPlan, top: int) -> dict[str, Any]:
         "calibrated_with_trials": plan.predictions.machines.trials,
         "lacking": list(plan.lacking),
         "cautions": list(plan.cautions),
+        "smallest": _smallest_json(plan),
         "power_choices": [power_choice_json(choice) for choice in plan.choices],
         "best": [
             {"config": best.config.changed(), "argv": best.config.argv(), **prediction_json(best.prediction)}
             for best in plan.best(top)
         ],
     }
+
+
+def _smallest_json(plan: PoolPlan) -> dict[str, Any] | None:
+    """The candidate that needs the least memory, where none fits."""
+    if plan.best(1) or plan.smallest is None:
+        return None
+    return {"config": plan.smallest.config.changed(), **prediction_json(plan.smallest.prediction)}
 
 
 def _one_json(one: PlannedOne) -> dict[str, Any]:
@@ -136,7 +144,7 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
     parts: list[RenderableType] = [Text(head, style="bold"), _ruled_out(plan)]
     parts += [Text(words, style="yellow") for words in (*plan.lacking, *plan.cautions)]
     if not best:
-        return [*parts, Text(_nothing(plan), style="red")]
+        return [*parts, Text(_why_nothing(plan), style="red")]
     table, details = Table(box=None, pad_edge=False), Text()
     for heading in (
         "",
@@ -155,11 +163,18 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
     return [*parts, table, details]
 
 
-def _nothing(plan: PoolPlan) -> str:
-    """Why a plan names no configuration."""
-    if not len(plan.table):
-        return "No candidate is legal."
-    return "Nothing is predicted to fit." if plan.verdicts else "Nothing is predicted."
+def _why_nothing(plan: PoolPlan) -> str:
+    """The rule that refused most and what it says of an example, or how far the smallest candidate is from fitting."""
+    if len(plan.table) and not plan.verdicts:
+        return "Nothing is predicted."
+    if plan.smallest is None:
+        broken = {violation.name: violation.message for _, violations in plan.table.sample for violation in violations}
+        said = next((f" {rule}: {broken[rule]}" for rule, _ in Counter(plan.table.refused).most_common() if rule in broken), "")
+        return f"No candidate is legal.{said}"
+    found = plan.smallest.prediction
+    needs = f"{_gib(found.device_gib)} GiB of {found.capacity_gib:g}"
+    config = short(plan.smallest.config)
+    return f"Nothing is predicted to fit. The smallest needs {needs}: {config}. More GPUs or another GPU would help."
 
 
 def _cells(found: Prediction) -> tuple[str, ...]:

@@ -54,6 +54,11 @@ class Curve:
             return False
         return not self.missing_s and self.times[0] <= start_s + MAX_GAP_S / 2 and self.times[-1] >= end_s - MAX_GAP_S / 2
 
+    def is_dense(self, start_s: float, end_s: float) -> bool:
+        """Whether no two of its points in the window are so far apart that nothing shows what was between them."""
+        first, last = np.searchsorted(self.times, [start_s, end_s])
+        return self.covers(start_s, end_s) and bool(np.all(np.diff(self.times[max(first - 1, 0) : last + 1]) <= MAX_GAP_S))
+
 
 @dataclass(frozen=True, slots=True)
 class Package:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
@@ -97,10 +98,11 @@ class Refit:
         log.info("pool %s: %s", self._key[0], figures)
 
     def learn(self, record: TrialRecord) -> None:
-        """Take in an ended trial; only a measured one without a limit on power or clocks tells something."""
+        """Take in an ended trial; only a measured one without a limit on power (below TDP) or clocks tells something."""
         seconds = record.metrics.get("step_time_s", 0.0)
-        limited = record.config.gpu_power_limit_w or record.config.sm_clock_limit_mhz
-        if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0 or limited:
+        if self._prior is None or record.outcome is not Outcome.COMPLETED or seconds <= 0.0:
+            return
+        if record.config.sm_clock_limit_mhz or (record.config.gpu_power_limit_w or math.inf) < self._prior.gpu.tdp_w:
             return
         measured = Measured(self._table.workload, record.config, seconds)
         weight = _weight(record.metrics) * (_DISTURBED_WEIGHT if record.contaminated else 1.0)
@@ -134,16 +136,18 @@ class Refit:
         """What is predicted of a configuration now, named as what is measured, with `predicted_` before it.
 
         `predicted_fits`: 1 fits, 0.5 at risk, 0 does not fit. `predicted_from_trials`: measured trials behind the numbers.
+        Watts are a board's, as measured ones are.
         """
         found = self.predict(config)
         if found is None or self.machines is None:
             return {}
+        dies = self.machines.gpu.dies_per_package
         named = {
             "step_time_s": found.step_time_s,
             "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "peak_memory_gib": found.memory_gib,
-            "mean_power_w": found.mean_power_w,
-            "peak_power_w": found.peak_power_w,
+            "mean_power_w": found.mean_power_w * dies,
+            "peak_power_w": found.peak_power_w * dies,
             "fits": _FITS[found.fits],
             "from_trials": float(self.machines.trials),
         }

@@ -225,17 +225,22 @@ def _trial_json(record: TrialRecord) -> dict[str, Any]:
 
 
 def trial_table(records: Sequence[TrialRecord], running: Sequence[tuple[str, str, str]] = ()) -> Table:
-    """Trials as rows; `running` holds (study, trial, configuration)."""
+    """Trials as rows; `running` holds (study, trial, configuration). On a narrow terminal the last two columns are cut."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("study", "trial", "tokens/s per GPU [95 %]", "configuration", "why"):
-        table.add_column(heading, overflow="ellipsis", no_wrap=True)
+    for heading in ("study", "trial", "tokens/s per GPU [95 %]"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("configuration")
+    table.add_column("why")
     for record in records:
-        failed = record.outcome is not Outcome.COMPLETED
-        cells = record.study, str(record.number), throughput(record), short(record.config), remark(record)
-        table.add_row(*cells, style="dim" if failed else "")
+        told = record.study, str(record.number), throughput(record), _one_line(short(record.config)), _one_line(remark(record))
+        table.add_row(*told, style="dim" if record.outcome is not Outcome.COMPLETED else "")
     for study, number, config in running:
-        table.add_row(study, number, "running", config, "", style="cyan")
+        table.add_row(study, number, "running", _one_line(config), "", style="cyan")
     return table
+
+
+def _one_line(text: str) -> Text:
+    return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 _STYLES = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "bold red"}

@@ -12,13 +12,13 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
 
 import search_spaces
 from autotune.errors import NOTHING
+from autotune.hf_model import shapes_of
 from autotune.machines import check_hardware, check_limits
 from autotune.objective import DEFAULT_WEIGHTS
 from autotune.power_domains import check_domains
@@ -32,6 +32,7 @@ from search_spaces.gpus import OwnHardware
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, Workload, installed_megatron
 from search_spaces.space import SearchSpace
+from search_spaces.whole import PositiveInt
 
 SamplerName = Literal["residual", "tpe", "gp", "nsga2", "random", "grid"]
 _PRESETS = Path(search_spaces.__file__).parent / "presets"
@@ -54,7 +55,7 @@ class StudySpec(Part):
 
     Attributes:
         name: Name of the study; the state folder and the MLflow experiment carry it.
-        model: Shapes of the model.
+        model: Shapes of the model; in a file also the path of a Hugging Face config.json, from the file's folder.
         pools: Where trials run; one Optuna study for each node count of each.
         hardware: The study's own GPUs and links, entries as in search_spaces/hardware.yaml.
         power_domains: Feeds, racks and rooms with a limit in watts.
@@ -229,7 +230,10 @@ def load_study(path: Path, overrides: dict[str, Any] | None = None) -> StudySpec
     Raises:
         SpecError: with field, value and hint, for anything that is wrong with it.
     """
-    return _validated(read_yaml(path), overrides or {})
+    data = read_yaml(path)
+    if isinstance(config := data.get("model"), str):
+        data["model"] = shapes_of(path.parent / config, "model").model_dump(mode="json", exclude_defaults=True)
+    return _validated(data, overrides or {})
 
 
 def override(spec: StudySpec, overrides: dict[str, Any]) -> StudySpec:

@@ -16,7 +16,7 @@ from search_spaces.config import TrialConfig, knobs
 
 _WRONG = "wrong_in_study"
 _WRITE_ONE = "`autotune init` writes a study to start from"
-_NAMES = "letters, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit"
+_NAMES = "letters a to z, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit"
 _PROBLEMS = {
     "missing": "is missing",
     "extra_forbidden": "is not a known field",

@@ -154,14 +154,19 @@ def _pool(metrics: dict[str, float], marks: dict[str, str], known: Sequence[Pack
     energy_j = sum(package.energy.energy_j(start_s, end_s) for package in known if package.energy is not None)
     metrics["pool_gpu_energy_j"] = energy_j
     metrics["pool_gpu_mean_power_w"] = energy_j / window.length_s
-    varying = fine or best
-    if (swing_w := power_metrics.power_swing_w(varying, start_s, end_s)) is not None:
-        metrics["pool_gpu_power_swing_w"] = swing_w
-    if (ramp := power_metrics.power_ramp_w_per_s(varying, start_s, end_s)) is not None:
-        metrics["pool_gpu_power_ramp_w_per_s"] = ramp
+    if (varying := fine or best).is_dense(start_s, end_s):
+        _keep_variation(metrics, varying, window)
     if energy_j > 0 and window.tokens:
         metrics["joules_per_token"] = power_metrics.joules_per_token(energy_j, window.tokens)
         metrics["tokens_per_s_per_kw"] = power_metrics.tokens_per_s_per_kw(window.tokens, energy_j)
+
+
+def _keep_variation(metrics: dict[str, float], varying: Curve, window: Window) -> None:
+    """Swing and ramp of the pool's watts; of readings with holes between them they would be those of straight lines."""
+    if (swing_w := power_metrics.power_swing_w(varying, window.start_s, window.end_s)) is not None:
+        metrics["pool_gpu_power_swing_w"] = swing_w
+    if (ramp := power_metrics.power_ramp_w_per_s(varying, window.start_s, window.end_s)) is not None:
+        metrics["pool_gpu_power_ramp_w_per_s"] = ramp
 
 
 def _bound_peaks(
@@ -234,7 +239,7 @@ def _throttling(charged: Sequence[Series], window: Window) -> Summary:
     metrics |= throttle_metrics.per_minute(metrics, window.length_s)
     metrics["throttle_fraction"] = max(throttling.fault_s for throttling in seen) / window.length_s
     if "throttle_s_power_cap" in metrics:
-        metrics["power_cap_fraction"] = metrics["throttle_s_power_cap"] / window.length_s
+        metrics["power_cap_fraction"] = min(1.0, metrics["throttle_s_power_cap"] / window.length_s)
     if metrics["throttle_events"]:
         worst = max(found, key=lambda pair: pair[1].fault_s if pair[1] else 0.0)[0].info
         marks["throttle.worst_gpu"] = f"{worst.index} {worst.uuid}"

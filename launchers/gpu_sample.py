@@ -35,7 +35,7 @@ class GpuSample:
 
     Attributes:
         time_s: Unix time of the reading on its node's clock; virtual where a twin emits it.
-        gpu: UUID.
+        gpu: UUID; in a trial's own reports `PACKAGE.DIE` where dies share a package, whose watts each of them tells.
         power_w: Board power: the instant sensor where there is one, else the device's own average (see `GpuInfo.power_source`).
         average_power_w: The device's own average, where it has that beside an instant sensor.
         energy_j: Energy since an arbitrary start, wraps undone; it decreases only where the device's counter started again.

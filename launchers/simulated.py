@@ -96,7 +96,7 @@ def _steps(job: dict[str, Any], run: Soak, start_s: float) -> Iterator[StepRecor
 
 def _samples(job: dict[str, Any], gpus: Gpus, played: Soak, start_s: float, most: int) -> Iterator[GpuSample]:
     """Readings of all GPUs, every tenth of a second or as seldom as their number allows; a step's busy stretches come first."""
-    share = job["load"]["clocked"]
+    share, dies = job["load"]["clocked"], job["gpu"]["dies_per_package"]
     count, energy_j = len(gpus.silicon), np.zeros(len(gpus.silicon))
     begin_s = 0.0
     for step, end_s in enumerate(played.end_s):
@@ -106,10 +106,17 @@ def _samples(job: dict[str, Any], gpus: Gpus, played: Soak, start_s: float, most
         for place in instants:
             watts = played.burst_w[step] if place <= max(share, instants[0]) else quiet_w
             now_s = begin_s + place * (end_s - begin_s)
-            so_far_j = energy_j + played.mean_w[step] * (now_s - begin_s)
+            package_w, package_j = (
+                _of_packages(each, dies) for each in (watts, energy_j + played.mean_w[step] * (now_s - begin_s))
+            )
             for gpu in range(count):
-                yield _sample(job, played, step, gpu, start_s + now_s, float(watts[gpu]), float(so_far_j[gpu]))
+                yield _sample(job, played, step, gpu, start_s + now_s, float(package_w[gpu]), float(package_j[gpu]))
         energy_j, begin_s = energy_j + played.mean_w[step] * (end_s - begin_s), end_s
+
+
+def _of_packages(each: Floats, dies: int) -> Floats:
+    """What every device's package draws: the sum of its dies, which is what a driver tells of a board."""
+    return np.repeat(each.reshape(-1, dies).sum(axis=1), dies)
 
 
 def _quiet(mean_w: Floats, burst_w: Floats, share: float) -> Floats:
@@ -118,8 +125,9 @@ def _quiet(mean_w: Floats, burst_w: Floats, share: float) -> Floats:
 
 
 def _sample(job: dict[str, Any], played: Soak, step: int, gpu: int, time_s: float, watts: float, energy_j: float) -> GpuSample:
-    """One reading of one GPU."""
-    own = job["gpu"]
+    """One reading of one GPU; watts and joules are its package's."""
+    own, dies = job["gpu"], job["gpu"]["dies_per_package"]
+    node, place = divmod(gpu, job["gpus_per_node"])
     seconds = (
         (Throttle.POWER_CAP, played.cap_s),
         (Throttle.SW_THERMAL, played.thermal_s),
@@ -127,13 +135,13 @@ def _sample(job: dict[str, Any], played: Soak, step: int, gpu: int, time_s: floa
     )
     return GpuSample(
         time_s=time_s,
-        gpu=f"SIMULATED-{gpu // job['gpus_per_node']}-{gpu % job['gpus_per_node']}",
+        gpu=f"SIMULATED-{node}-{place}" if dies == 1 else f"SIMULATED-{node}-{place // dies}.{place % dies}",
         power_w=round(watts, 1),
         energy_j=round(energy_j, 1),
         sm_clock_mhz=round(float(played.clock[step][gpu]) * own["clock_mhz"]),
         temperature_c=round(float(played.temperature_c[step][gpu]), 1),
         utilization=1.0,
         memory_used_gib=round(job["load"]["memory_gib"], 2),
-        power_limit_w=job["limit_w"] or own["tdp_w"],
+        power_limit_w=(job["limit_w"] or own["tdp_w"]) * dies,
         throttle_s={reason: round(float(so_far[step][gpu]), 2) for reason, so_far in seconds},
     )

@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
@@ -79,12 +79,17 @@ def parse_case(line: str, number: int) -> dict[str, Any]:
         IllegalCaseError: the line is no JSON object; the violation is named `NO_CASE`.
     """
     try:
-        case = json.loads(line)
-    except json.JSONDecodeError as error:
+        case = json.loads(line, parse_constant=_no_number)
+    except ValueError as error:
         raise no_case(number, f"is not JSON ({error}), got {line.strip()[:70]!r}") from None
     if not isinstance(case, dict):
         raise no_case(number, f"is no JSON object, got {line.strip()[:70]!r}")
     return case
+
+
+def _no_number(word: str) -> NoReturn:
+    """NaN and Infinity: Python reads them, JSON has no such values, and no key of a case takes one."""
+    raise ValueError(f"{word} is no number")
 
 
 def no_case(number: int, problem: str) -> IllegalCaseError:

@@ -43,6 +43,7 @@ AUTO_SPACE = (
     "recompute",
     "optimizer",
 )
+MOST_CHOICES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,8 @@ def _expand(workload: Workload, name: str, wanted: Any) -> Sequence[Any]:
             return _powers(*_pair(name, wanted["powers_of_two"]))
         if set(wanted) == {"range"}:
             low, high = _pair(name, wanted["range"])
+            if high - low >= MOST_CHOICES:
+                raise ValueError(f"{name}: a range of {high - low + 1:,} choices is too long; at most {MOST_CHOICES:,}")
             return range(low, high + 1)
         raise ValueError(f"{name}: choices are a list, one value, auto, powers_of_two, or one of powers_of_two/range: [low, high]")
     return _listed(wanted)

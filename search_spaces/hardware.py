@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
+
+from search_spaces.whole import GpusPerNode, Nodes
 
 
 class RankEnvironment(BaseModel):
@@ -77,9 +79,9 @@ class PoolSpec(BaseModel):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     gpu: str = "cpu"
-    nodes: PositiveInt = 1
-    other_nodes: tuple[PositiveInt, ...] = ()
-    gpus_per_node: PositiveInt
+    nodes: Nodes = 1
+    other_nodes: tuple[Nodes, ...] = ()
+    gpus_per_node: GpusPerNode
     network: str | None = None
     node_overhead_w: NonNegativeFloat | None = None
     psu_efficiency: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -14,6 +14,10 @@ from typing import Any
 Shapes = dict[str, Any]
 
 
+# Families whose class has a head size of its own where the file says none: hidden size over heads would be a guess.
+_OWN_HEAD_SIZE = frozenset({"gemma2", "gemma3", "gemma3_text", "qwen3", "qwen3_moe", "gpt_oss"})
+
+
 class UnknownModelError(ValueError):
     """A config.json whose shapes cannot be read, with what is missing."""
 
@@ -86,7 +90,7 @@ def _base(f: _Fields, tied: bool = False, **more: Any) -> Shapes:
     groups = f.get("num_key_value_heads")
     if groups is not None and groups != shapes["num_attention_heads"]:
         shapes["num_query_groups"] = groups
-    head = f.get("head_dim")
+    head = f.need("head_dim") if f.kind in _OWN_HEAD_SIZE else f.get("head_dim")
     if head is not None and head * shapes["num_attention_heads"] != shapes["hidden_size"]:
         shapes["kv_channels"] = head
     return shapes | more

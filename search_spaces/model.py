@@ -7,8 +7,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
+
+from search_spaces.whole import GpusPerNode, Layers, NonNegativeInt, PositiveInt, Ranks
 
 
 class ModelSpec(BaseModel):
@@ -24,7 +26,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    num_layers: PositiveInt
+    num_layers: Layers
     hidden_size: PositiveInt
     num_attention_heads: PositiveInt
     vocab_size: PositiveInt
@@ -216,12 +218,12 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: ModelSpec
-    world_size: PositiveInt
+    world_size: Ranks
     global_batch_size: PositiveInt
     seq_length: PositiveInt
     device: Literal["cuda", "cpu"] = "cuda"
     megatron: Literal["0.16", "0.19"] = "0.19"
-    gpus_per_node: PositiveInt | None = None
+    gpus_per_node: GpusPerNode | None = None
     settings: RunSettings = RunSettings()
 
     @property

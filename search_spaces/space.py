@@ -22,6 +22,24 @@ from search_spaces.normalise import NORMALISERS, normalise
 from search_spaces.rules.base import Rule
 
 SAMPLE_PER_RULE = 3
+MOST_ROWS = 5_000_000
+"""Combinations that are held at once; with their predictions they take about 1 kB each."""
+
+
+class SpaceTooLargeError(ValueError):
+    """More combinations than can be held.
+
+    Attributes:
+        knob: The searched knob with the most choices.
+        choices: How many it has.
+    """
+
+    def __init__(self, rows: int, largest: Dimension) -> None:
+        self.knob, self.choices = largest.knobs[0], len(largest.rows)
+        super().__init__(
+            f"has {rows:,} combinations that no rule refused so far, and at most {MOST_ROWS:,} can be looked at; "
+            f"{self.knob} alone has {self.choices:,} choices"
+        )
 
 
 class SearchSpace:
@@ -62,7 +80,11 @@ class SearchSpace:
         return tuple(name for name in self.knobs if knobs()[name].changes_learning)
 
     def table(self) -> CandidateTable:
-        """Every legal candidate once, and what was refused."""
+        """Every legal candidate once, and what was refused.
+
+        Raises:
+            SpaceTooLargeError: there are more than `MOST_ROWS` of them, or on the way to them.
+        """
         join = _Join(self)
         for dimension in self.dimensions:
             join.add(dimension)
@@ -89,6 +111,9 @@ class _Join:
     def add(self, dimension: Dimension) -> None:
         """Multiply the rows by a dimension's combinations and ask what can now be asked."""
         count = len(dimension.rows)
+        if self.length * count > MOST_ROWS:
+            largest = max(self.space.dimensions, key=lambda searched: len(searched.rows))
+            raise SpaceTooLargeError(self.length * count, largest)
         self.left //= count
         for name, column in self.columns.columns.items():
             if len(column.codes) == self.length:

@@ -215,5 +215,8 @@ def reported_series(samples: Sequence[GpuSample], node: int) -> tuple[Series, ..
     by_gpu: dict[str, list[GpuSample]] = {}
     for sample in samples:
         by_gpu.setdefault(sample.gpu, []).append(sample)
-    infos = (GpuInfo(uuid, index, "reported", "reported", "", uuid, power_source="instant") for index, uuid in enumerate(by_gpu))
+    infos = (
+        GpuInfo(uuid, index, "reported", "reported", "", uuid.partition(".")[0], power_source="instant")
+        for index, uuid in enumerate(by_gpu)
+    )
     return tuple(series_of(info, by_gpu[info.uuid], node=node) for info in infos)

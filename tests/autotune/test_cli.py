@@ -184,3 +184,19 @@ def test_our_errors_have_no_traceback_and_exit_code_1(root, monkeypatch):
     monkeypatch.setattr("autotune.results.read_results", broken)
     result = run("best", "case", "--state", root)
     assert (result.exit_code, result.stderr) == (1, "error: it broke\nhint: mend it\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("tp=2", "did you mean tensor_model_parallel_size?"),
+        ("recompute=full", "a group of `search`; set its knobs: recompute_granularity"),
+        ("gbs=3", "global_batch_size is said by the study file"),
+        ("seq_length=3", "seq_length is said by the study file"),
+        ("xyzzy=3", "Megatron's argument names"),
+    ],
+)
+def test_a_name_that_is_no_knob_is_answered_with_what_was_meant(setting, words):
+    result = run("check", "quickstart", "--set", setting)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

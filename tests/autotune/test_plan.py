@@ -175,6 +175,7 @@ NO_CASES = [
     ("not json", "is not JSON"),
     ("[1, 2]", "no JSON object"),
     ("5", "no JSON object"),
+    (json.dumps(CASE | {"num_layers": float("nan")}), "NaN is no number"),
 ]
 
 
@@ -205,6 +206,37 @@ def test_check_answers_lines_that_are_no_cases(line, problem):
     assert found.exit_code == 2
     bad, good = map(json.loads, found.stdout.splitlines()[:2])
     assert problem in bad["violations"][0]["message"]
+    assert good["legal"]
+
+
+def test_where_nothing_can_be_run_the_answer_says_what_is_in_the_way(tmp_path):
+    """Positions that end before the sequence does; and Llama-3-405B, 18 bytes a parameter, on 8 GPUs."""
+
+    def said(config, *more):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        machines = ("--gpu", "h200", "--gpus", "8", "--global-batch-size", "8", "--seq-length", "4096")
+        found = run("--model", tmp_path / "config.json", *machines, *more)
+        assert found.exit_code == 1
+        return found.stdout
+
+    gpt2 = {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
+    assert "No candidate is legal. position_table: max_position_embeddings=1024" in said(gpt2)
+    wide = {"model_type": "llama", "hidden_size": 16384, "intermediate_size": 53248, "num_attention_heads": 128}
+    wide |= {"num_hidden_layers": 126, "num_key_value_heads": 8, "vocab_size": 128256}
+    (plan,) = json.loads(said(wide, "--json"))
+    smallest = plan["smallest"]
+    assert smallest["fits"] == "does_not_fit"
+    assert smallest["device_gib"] > 405.8e9 * 18 / 8 / 2**30
+    assert f"The smallest needs {smallest['device_gib']:.1f} GiB of 141" in said(wide)
+
+
+@pytest.mark.parametrize("verb", ["plan", "check"])
+@pytest.mark.parametrize("key", ["context_parallel_size", "num_layers", "hidden_size", "seq_length", "world_size"])
+def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
+    lines = (json.dumps(CASE | {"gpu": "h100", key: 10**20}), json.dumps(CASE | {"gpu": "h100"}))
+    found = CliRunner().invoke(cli.app, [verb, "--jsonl"], input="\n".join(lines))
+    bad, good = map(json.loads, found.stdout.splitlines()[:2])
+    assert [violation["name"] for violation in bad["violations"]] == [f"value_of_{key}"]
     assert good["legal"]
 
 

@@ -104,6 +104,22 @@ def test_a_hole_in_the_readings_is_not_bridged():
     assert "power.partial" in found.marks
 
 
+def test_readings_far_apart_tell_no_swing_and_no_ramp():
+    """Every 2 s, 200 W and 600 W in turns: the counter tells the mean, and nothing tells what was within a second."""
+    whole = series(lambda second: 200.0 if second % 2 < 1 else 600.0)
+    sparse = {name: (times[::40], values[::40]) for name, (times, values) in whole.columns.items()}
+    found = summary(replace(whole, columns=sparse), end_s=8.0).metrics
+    assert found["pool_gpu_mean_power_w"] == pytest.approx(400.0, rel=0.05)
+    assert not {"pool_gpu_power_swing_w", "pool_gpu_power_ramp_w_per_s"} & found.keys()
+
+
+def test_a_share_of_the_window_is_never_above_one():
+    """Counters that gain a little more than the time between their readings, as drivers' own clocks do."""
+    counter = {"throttle_s": lambda second: {reason: 1.01 * second for reason in (Throttle.POWER_CAP, Throttle.HW_THERMAL)}}
+    found = summary(series(**counter)).metrics
+    assert found["power_cap_fraction"] == found["throttle_fraction"] == 1.0
+
+
 def test_the_pools_peak_is_that_of_the_sum_not_the_sum_of_peaks():
     """Two GPUs that peak at different times; where node clocks differ too much, the sum of peaks bounds it."""
     early = series(lambda second: 700.0 if 2.0 <= second < 4.0 else 300.0)

@@ -19,7 +19,7 @@ from autotune.gains import Gains
 from autotune.pool_study import PoolStudy
 from autotune.progress import Progress
 from autotune.records import TrialResult
-from autotune.report import remark, trial_table
+from autotune.report import remark, throughput, trial_table
 from autotune.sampler import CandidateSampler
 from autotune.spec import StudySpec
 from autotune.state_folder import StateFolder
@@ -113,6 +113,21 @@ def test_a_trial_that_crosses_a_limit_says_so_on_its_line_and_in_the_table() -> 
     table = Console(file=io.StringIO(), width=500, record=True)
     table.print(trial_table(crossing))
     assert "beyond its limit (at most 0.1)" in table.export_text()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_on_a_narrow_terminal_the_table_keeps_study_trial_and_figure(width: int) -> None:
+    study = open_pool(study_spec())
+    for _ in range(11):
+        study.finish(study.propose(), completed(0.5))
+    study.finish(study.propose(), replace(failed(Outcome.OOM), detail="rank 0: GPU memory ran out, and much more is told " * 5))
+    table = Console(file=io.StringIO(), width=width, record=True)
+    table.print(trial_table(study.records))
+    _, *lines = table.export_text().splitlines()
+    assert len(lines) == len(study.records)
+    for line, ended in zip(lines, study.records, strict=True):
+        assert line.split()[:2] == [ended.study, str(ended.number)]
+        assert throughput(ended) in line
 
 
 def test_why_a_trial_failed_is_one_line() -> None:

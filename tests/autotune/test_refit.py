@@ -132,10 +132,11 @@ def test_only_measured_trials_without_limits_teach():
     study.finish(proposal, failed(Outcome.NAN))
     limited = study.finish(study.propose(), completed(0.5))
     assert study.refit.predictions().machines.trials == 1
-    for knob in ("gpu_power_limit_w", "sm_clock_limit_mhz"):
-        config = limited.config.model_copy(update={knob: 300})
-        study.refit.learn(replace(limited, config=config))
+    for limit in ({"gpu_power_limit_w": int(DEVICE.tdp_w) - 1}, {"sm_clock_limit_mhz": 300}):
+        study.refit.learn(replace(limited, config=limited.config.model_copy(update=limit)))
     assert study.refit.predictions().machines.trials == 1
+    study.refit.learn(replace(limited, config=limited.config.model_copy(update={"gpu_power_limit_w": int(DEVICE.tdp_w)})))
+    assert study.refit.predictions().machines.trials == 2
 
 
 def test_a_resumed_study_knows_its_trials():

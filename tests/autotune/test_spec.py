@@ -119,7 +119,7 @@ BAD = {
     "slash in the name": (
         study_data(name="a/b"),
         "name: cannot be a name (got 'a/b')",
-        "letters, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit",
+        "letters a to z, digits, `.`, `_` and `-`, at most 63 of them, the first a letter or digit",
     ),
     "empty file": ("", f"study file: is empty (got '{FILE}')", WRITE_ONE),
     "a text": ("hello", f"study file: is not a mapping of fields to values (got '{FILE}')", WRITE_ONE),
@@ -433,3 +433,18 @@ def test_shipped_studies_are_found_by_name_and_load(tmp_path, monkeypatch):
     assert load_study(study_file("quickstart")).name == "quickstart"
     (tmp_path / "quickstart").write_text("mine")
     assert study_file("quickstart").read_text() == "mine"
+
+
+def test_a_model_may_be_a_hugging_face_config_beside_the_study(tmp_path):
+    config = {"model_type": "mistral", "hidden_size": 5120, "intermediate_size": 14336, "num_attention_heads": 32, "head_dim": 128}
+    config |= {"num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 131072, "tie_word_embeddings": False}
+    (tmp_path / "größe 1").mkdir()
+    (tmp_path / "größe 1" / "config.json").write_text(json.dumps(config))
+    pools = [{"name": "p", "gpu": "h200", "gpus_per_node": 8}]
+    study = {"name": "a", "pools": pools, "global_batch_size": 8, "seq_length": 128, "search": "auto"}
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(study | {"model": "größe 1/config.json"}), encoding="utf-8")
+    assert load_study(file).model.parameters == 12_247_782_400
+    file.write_text(yaml.safe_dump(study | {"model": "no.json"}))
+    with pytest.raises(SpecError, match="model: cannot be read: no such file"):
+        load_study(file)

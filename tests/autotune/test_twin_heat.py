@@ -22,7 +22,15 @@ from launchers.simulated import play
 from launchers.soak import Demand, Gpus, soak
 from tests.autotune.study_cases import study_spec
 
-GPU = {"name": "h200", "idle_w": 80.0, "tdp_w": 700.0, "lowest_clock": 0.2, "clock_mhz": 1980.0, "memory_gib": 141.0}
+GPU = {
+    "name": "h200",
+    "idle_w": 80.0,
+    "tdp_w": 700.0,
+    "lowest_clock": 0.2,
+    "dies_per_package": 1,
+    "clock_mhz": 1980.0,
+    "memory_gib": 141.0,
+}
 LOAD = Demand(step_s=0.5, clocked=0.6, mean_w=650.0, peak_w=700.0, memory_gib=80.0)
 NODES, PER_NODE, SEED = 1, 8, 3
 MEASUREMENT = Measurement(steps=40, warmup_steps=2, interval=0.0)

@@ -10,23 +10,33 @@ from optuna.storages import InMemoryStorage
 from rich.console import Console
 from scipy.stats import spearmanr
 
+from autotune.candidates import candidate_table
+from autotune.guards import guards_of
 from autotune.machines import machines_of
 from autotune.measured import measure
+from autotune.outlook import predicted_log
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase
+from autotune.refit import Refit
 from autotune.report import final_report, results_json
 from autotune.results import keep_notes
 from autotune.run_spread import RunSpread
 from autotune.simulation import is_simulated, note, simulated, twin_launcher
+from autotune.telemetry.series import reported_series
 from benchmarks import search_twins
 from benchmarks.twin_worlds import CLOSE, LEVELS, METRIC, World, played
 from launchers.outcome import Outcome
 from launchers.simulated import OutOfMemoryError, play
 from launchers.soak import Demand, Gpus, soak
-from launchers.twins import demand
+from launchers.twins import SimulatedLauncher, demand
+from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
+from search_spaces.hardware import PoolSpec
+from search_spaces.model import ModelSpec, Workload
 from search_spaces.prediction import predict
+
+from .study_cases import study_spec
 
 GPU = {"name": "h200", "idle_w": 80.0, "tdp_w": 700.0, "lowest_clock": 0.2}
 LOAD = Demand(step_s=4.0, clocked=0.6, mean_w=650.0, peak_w=700.0, memory_gib=80.0)
@@ -212,3 +222,45 @@ def test_report_and_json_of_a_simulated_study_begin_with_it(worlds):
     console.print(final_report([study.results()], 2))
     assert "SIMULATED" in console.export_text()
     assert any("SIMULATED" in text for text in results_json([study.results()])[0]["notes"])
+
+
+def test_a_power_limit_of_a_package_is_shared_by_its_dies():
+    """Load and limit of the twin are per device, as its readings are: half of the package's watts on MI250X."""
+    pool = PoolSpec(name="amd", gpu="mi250x", nodes=1, gpus_per_node=8)
+    world = Workload(
+        model=ModelSpec(num_layers=4, hidden_size=512, num_attention_heads=8, vocab_size=1000),
+        world_size=8,
+        global_batch_size=8,
+        seq_length=512,
+        gpus_per_node=8,
+    )
+    launcher = SimulatedLauncher(machines_of(pool), 1, "physics", 0)
+
+    def job(limit):
+        return launcher.job(world, TrialConfig(gpu_power_limit_w=limit), steps=3, seed=0)
+
+    assert job(300)["limit_w"] == 150.0
+    assert job(None)["limit_w"] is None
+    assert job(500)["limit_w"] == job(None)["gpu"]["tdp_w"] == 250.0
+
+
+def test_a_board_of_two_dies_is_measured_predicted_and_guarded_as_one():
+    """MI250X: a package under 300 W draws at most that, shows it once for both dies, and a guard of 299 W refuses it."""
+    pool = {"name": "amd", "gpu": "mi250x", "nodes": 1, "gpus_per_node": 4}
+    spec = study_spec(pools=[pool], baseline={"gpu_power_limit_w": 300}, launcher="simulated", gpu_power_guard_w=299.0)
+    (pool,) = spec.pools
+    workload, table = spec.workload(pool), candidate_table(spec, pool)
+    machines = machines_of(pool)
+    config = TrialConfig(gpu_power_limit_w=300)
+    job = SimulatedLauncher(machines, 1, "physics", 0).job(workload, config, steps=3, seed=0)
+    job["load"]["memory_gib"] = 1.0
+    series = reported_series(list(play(job, 0.0).samples), 0)
+    assert [one.info.package for one in series] == ["SIMULATED-0-0"] * 2 + ["SIMULATED-0-1"] * 2
+    (first, twin, *_) = [one.column("power_w")[1] for one in series]
+    assert (first == twin).all() and machines.gpu.idle_w / 2 < first.max() < 1.25 * 300
+    predictions = predict(Columns.of(workload, config), machines)
+    mean_w = float(np.exp(predicted_log("gpu_mean_power_w", predictions))[0])
+    assert mean_w == pytest.approx(2 * predictions.row(0).mean_power_w)
+    assert Refit.of("amd", spec, pool, table, None).metrics(config)["predicted_mean_power_w"] == pytest.approx(mean_w)
+    (guard,) = guards_of(spec, pool, Columns.of(workload, config), predictions)
+    assert guard.upper_w[0] >= 300.0

@@ -102,6 +102,16 @@ def test_missing_fields_are_named() -> None:
         ModelSpec.from_hf(config)
 
 
+@pytest.mark.usefixtures("without_transformers")
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text", "qwen3", "qwen3_moe", "gpt_oss"])
+def test_a_head_size_that_is_no_quotient_is_not_guessed(kind: str) -> None:
+    """Hidden size over heads is 224 for google/gemma-2-9b and 45 for gpt-oss, whose heads have 256 and 64."""
+    config = next(dict(model["config"]) for model in MODELS if model["config"]["model_type"] == kind)
+    del config["head_dim"]
+    with pytest.raises(UnknownModelError, match="lacks head_dim"):
+        ModelSpec.from_hf(config)
+
+
 SHORT_GEMMA_3 = {
     "model_type": "gemma3",
     "text_config": {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34},

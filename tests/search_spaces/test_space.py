@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from search_spaces import space
 from search_spaces.config import TrialConfig
 from search_spaces.legality import check
 from search_spaces.model import ModelSpec, Workload
@@ -111,6 +112,7 @@ def test_unknown_knob_names_the_nearest() -> None:
         ({"recompute": ["half"]}, "unknown recompute mode"),
         ({"recompute": ["none"], "recompute_granularity": ["full"], "recompute_method": ["block"]}, "more than once"),
         ({"micro_batch_size": []}, "no choices"),
+        ({"micro_batch_size": {"range": [1, 10**8]}}, "a range of 100,000,000 choices is too long"),
         ({"cuda_graph_impl": "auto"}, "has no auto"),
         ("all", "or auto"),
     ],
@@ -118,6 +120,15 @@ def test_unknown_knob_names_the_nearest() -> None:
 def test_bad_choices(choices: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SearchSpace(DENSE, choices)
+
+
+def test_a_space_that_cannot_be_held_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "MOST_ROWS", 40)
+    choices = {"micro_batch_size": [1, 2], "sequence_parallel": [False, True], "gpu_power_limit_w": {"range": [200, 209]}}
+    assert len(SearchSpace(DENSE, choices).table()) <= 40
+    choices["gpu_power_limit_w"] = {"range": [200, 700]}
+    with pytest.raises(space.SpaceTooLargeError, match="gpu_power_limit_w alone has 501 choices"):
+        SearchSpace(DENSE, choices).table()
 
 
 def test_no_choices_is_the_base() -> None:
