@@ -14,6 +14,7 @@ from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.hf_model import shapes_of
 from autotune.machines import find_gpu, machines_of
+from autotune.outlook import memory_of
 from autotune.plan_power import PowerChoice, power_choices
 from autotune.spec import StudySpec, pool_title
 from search_spaces.candidates import CandidateTable
@@ -46,7 +47,7 @@ class PoolPlan:
         gpu: Name of the device in hardware.yaml.
         table: Megatron's legal candidates.
         predictions: Of every row of the table.
-        ranking: Rows that fit or are at risk, most tokens/s per GPU first.
+        ranking: Rows that fit or are at risk, most tokens/s per GPU times the chance of fitting first, as tuning begins.
         verdicts: Rows by memory verdict.
         too_large: Rows that do not fit, by the largest component of their fullest stage.
         nodes: Nodes of a trial.
@@ -86,9 +87,10 @@ class PoolPlan:
 
     def frontier(self) -> npt.NDArray[np.intp]:
         """Ranked rows that no other beats in both tokens/s and peak watts, most tokens/s first."""
-        watts = self.predictions.peak_power_w[self.ranking]
+        fastest = self.ranking[np.argsort(-self.predictions.tokens_per_s_per_gpu[self.ranking], kind="stable")]
+        watts = self.predictions.peak_power_w[fastest]
         least = np.minimum.accumulate(watts)
-        return self.ranking[np.flatnonzero(np.append(True, watts[1:] < least[:-1]))] if len(watts) else self.ranking
+        return fastest[np.flatnonzero(np.append(True, watts[1:] < least[:-1]))] if len(watts) else fastest
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,9 @@ def plan_pool(
     possible, lacking = _possible(table, machines)
     fits = predictions.fits[possible]
     kept = possible[fits != DOES_NOT_FIT]
-    order = np.argsort(-predictions.tokens_per_s_per_gpu[kept], kind="stable")
+    none = np.zeros(0, dtype=np.intp)
+    expected = predictions.tokens_per_s_per_gpu * memory_of(table, predictions).fits(none, none)
+    order = np.argsort(-expected[kept], kind="stable")
     asked = compares_power(spec)
     names, counts = np.unique(fits, return_counts=True)
     return PoolPlan(
