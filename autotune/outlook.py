@@ -17,6 +17,7 @@ from autotune.residual_kernels import Floats
 from autotune.residual_model import NOISE, Elsewhere, Features
 from autotune.spec_parts import Bound
 from autotune.transfer import NOTHING, Earlier, Metrics, Past, Table
+from autotune.unreached import POWER_LIMIT, PowerLimits
 from autotune.wall_metrics import judged_on
 from search_spaces.candidates import CandidateTable, pack
 from search_spaces.choices import ordered
@@ -25,11 +26,11 @@ from search_spaces.config import TrialConfig
 from search_spaces.prediction import Predictions
 
 METRICS_NOISE = 0.005
-_Z95 = 1.96
 """Standard deviation of the logarithm of measured watts or memory: they repeat more closely than seconds."""
+_Z95 = 1.96
 
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
-_LIMITS = ("gpu_power_limit_w", "sm_clock_limit_mhz")
+_LIMITS = (POWER_LIMIT, "sm_clock_limit_mhz")
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
 
@@ -61,6 +62,7 @@ class Outlook:
         limits: Bounds on the answer.
         past: Trials of earlier studies; None where there are none.
         elsewhere: What these measured of the score.
+        power_limits: The candidates' power limits; None where they have none to choose.
     """
 
     score: Floats
@@ -69,6 +71,7 @@ class Outlook:
     limits: tuple[Limit, ...] = ()
     past: Past | None = None
     elsewhere: Elsewhere | None = None
+    power_limits: PowerLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +160,11 @@ def outlook_of(
     features = Features(joined.matrix[:rows], joined.parts, joined.following)
     past = Past(tuple(others), joined.matrix[rows:], joined.parts) if others else None
     elsewhere = expects.elsewhere(past) if past else None
+    limits = PowerLimits.of(table) if POWER_LIMIT in table.knobs else None
     if predictions is None:
-        return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere)
-    return Outlook(score[:rows], features, memory_of(table, predictions), expects.bounds(predictions, past), past, elsewhere)
+        return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere, power_limits=limits)
+    memory, bounds = memory_of(table, predictions), expects.bounds(predictions, past)
+    return Outlook(score[:rows], features, memory, bounds, past, elsewhere, limits)
 
 
 def memory_of(table: CandidateTable, predictions: Predictions) -> Memory:
