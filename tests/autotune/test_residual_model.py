@@ -27,7 +27,10 @@ EVERY = np.arange(60)
 def test_without_trials_the_prediction_stands():
     belief = model([], []).belief(EVERY)
     assert belief.mean == pytest.approx(PREDICTED)
-    assert len(belief.weights) == sum(hypothesis.weight == 1.0 for hypothesis in HYPOTHESES)  # the others have no say yet
+    said = [hypothesis for hypothesis in HYPOTHESES if not hypothesis.alone]  # where every knob acts by itself: no say yet
+    assert len(belief.weights) == len(said)
+    assert belief.weights.tolist() == sorted(belief.weights, reverse=True), "wider errors weigh less"
+    assert belief.weights[0] > 2 * belief.weights[-1]
 
 
 def test_a_constant_factor_changes_no_order():
