@@ -35,13 +35,13 @@ FIRST_BY_MEAN = 3
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
 GAIN = 0.01
 """A candidate that beats the best by less is no gain worth a trial."""
-RISK = 0.07
+RISK = 0.08
 """Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
 UNSAFE = 0.35
 """Where even the least risky candidate crosses as likely as this, none saves risk, and each is weighed by what it may cost."""
-OVERDRAWN = -12.0
+OVERDRAWN = -9.0
 """Where so much more was crossed than afforded, and no candidate is left that would save risk, no trial is worth its launch."""
 WORTH_IT = 0.5
 """A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""
@@ -148,13 +148,12 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(roughly_fits)))
     short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + kept_roughly, seed)
     fits = view.memory.fits_as_measured(view.features, out_of_memory, fitted, peaks, short) if view.memory else np.ones(len(short))
-    told, within = _told(view, seen, short)
-    keeps = np.where(told, within, _keeps(limits, short))
+    keeps = np.where(_crosses_again(view, seen, short), 0.0, _keeps(limits, short))
     runs = fits * _succeeds(view, seen, short)
-    belief, chance = model.belief(short), np.where(told, _NO_CHANCE, np.maximum(runs * keeps, _NO_CHANCE))
+    belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
     risked = float((1.0 - _keeps(limits, np.array(seen.running, dtype=np.intp))).sum())
     risk, best, likely = seen.risk(view.limits) - risked, seen.best(view.limits), _likely(runs)
-    place, improvement = _best_place(belief, runs, chance, 1.0 - keeps, risk, best, believed, len(seen.rows))
+    place, improvement = _best_place(belief, runs, keeps, risk, best, believed, len(seen.rows))
     return Choice(
         row=int(short[place]),
         score=float(belief.mean[place]),
@@ -179,7 +178,7 @@ def shortlist(rows: Rows, worth: Floats, seed: tuple[int, ...]) -> Rows:
 
 
 def _best_place(
-    belief: Belief, runs: Floats, chance: Floats, crosses: Floats, risk: float, best: float, believed: Floats, measured: int
+    belief: Belief, runs: Floats, keeps: Floats, risk: float, best: float, believed: Floats, measured: int
 ) -> tuple[int, float]:
     """Place of the most promising candidate that may be risked, and the largest expected improvement over the best measured.
 
@@ -187,7 +186,7 @@ def _best_place(
     that any candidate promises, and one that costs nothing and probably runs until enough is saved for it. Where none costs little,
     the one that promises most per crossing is tried.
     """
-    likely = _likely(runs)
+    chance, crosses, likely = np.maximum(runs * keeps, _NO_CHANCE), 1.0 - keeps, _likely(runs)
     least = max(LEAST_RISK, float(crosses[likely].min()))
     may = crosses <= max(risk, least)
     throughput = np.where(may, belief.mean + np.log(chance), -np.inf)
@@ -259,14 +258,13 @@ def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
     return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
 
 
-def _told(view: Outlook, seen: Seen, short: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the short list would only repeat an undisturbed trial, and whether that one kept the limits."""
+def _crosses_again(view: Outlook, seen: Seen, short: Rows) -> np.ndarray:
+    """Which of the short list would only repeat an undisturbed trial that crossed a limit."""
     if view.power_limits is None:
-        return np.zeros(len(short), dtype=np.bool_), np.zeros(len(short))
-    alone = [metrics if noise <= METRICS_NOISE else {} for metrics, noise in zip(seen.metrics, seen.metrics_noise, strict=True)]
-    place = view.power_limits.same_run(seen.rows, alone)[short]
-    within = np.array([*(_within(view.limits, metrics) for metrics in seen.metrics), False], dtype=np.float64)
-    return place >= 0, within[place]
+        return np.zeros(len(short), dtype=np.bool_)
+    trials = zip(seen.rows, seen.metrics, seen.metrics_noise, strict=True)
+    crossed = [(row, told) for row, told, noise in trials if noise <= METRICS_NOISE and not _within(view.limits, told)]
+    return view.power_limits.same_run(crossed)[short]
 
 
 def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:

@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.residual_kernels import Floats
 from search_spaces.candidates import CandidateTable, pack
-from search_spaces.columns import Ints
+from search_spaces.columns import Bools, Ints
 
 POWER_LIMIT = "gpu_power_limit_w"
 NEAR = 0.97
@@ -37,17 +37,17 @@ class PowerLimits:
         others = [table.columns.column(name) for name in table.knobs if name != POWER_LIMIT]
         return cls(pack(others, len(table)), np.where(limit_w > 0, limit_w, np.inf))
 
-    def same_run(self, measured: Sequence[int], metrics: Sequence[Mapping[str, float]]) -> Ints:
-        """Place in `measured` of a trial that every candidate would repeat, -1 where there is none, (rows,).
+    def same_run(self, trials: Sequence[tuple[int, Mapping[str, float]]]) -> Bools:
+        """Which candidates would only repeat one of some trials, (rows,).
 
         Args:
-            measured: Candidates that were measured.
-            metrics: Their metrics. Those that do not say whether the limit was reached tell nothing of others.
+            trials: Candidates that were measured, with their metrics. Those whose metrics do not say whether the limit was reached
+                tell nothing of others.
         """
-        found = np.full(len(self.limit_w), -1, dtype=np.intp)
-        for place, (row, told) in enumerate(zip(measured, metrics, strict=True)):
+        found = np.zeros(len(self.limit_w), dtype=np.bool_)
+        for row, told in trials:
             if told.get(_CAPPED) == 0.0:
                 peak_w = max((watts for name, watts in told.items() if name.startswith(_PEAK)), default=np.inf)
                 unreached = (self.limit_w >= self.limit_w[row]) | (peak_w < NEAR * self.limit_w)
-                found[unreached & (self.program == self.program[row])] = place
+                found |= unreached & (self.program == self.program[row])
         return found
