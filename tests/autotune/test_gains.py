@@ -101,11 +101,13 @@ def one_study(seed: int) -> tuple[float, float, float, float]:
     return *(curve[AFTER - 1] for curve in (gains.expected, gains.low, gains.high)), max(seen.scores) - best
 
 
+@pytest.mark.acceptance
 def test_studies_gain_about_what_was_forecast(forecasts: np.ndarray) -> None:
     expected, _, _, came = forecasts.T
     assert 0.6 < expected.mean() / came.mean() < 1.6
 
 
+@pytest.mark.acceptance
 def test_the_interval_holds_about_eight_of_ten_and_tells_studies_apart(forecasts: np.ndarray) -> None:
     expected, low, high, came = forecasts.T
     inside = (came >= low - NOISE / 4) & (came <= high + NOISE / 4)
