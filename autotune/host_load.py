@@ -18,6 +18,7 @@ from typing import Self
 from launchers.process_tree import Process, all_processes, below
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+ENDED = "by processes that have ended or that this container does not see"
 _PERIOD_S = 0.5
 _COST_SHARE = 0.01
 _BUSY_COLUMNS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: not idle, iowait, nor guest, which user holds
@@ -31,7 +32,8 @@ class HostLoad:
         begin_s: Unix time of its begin.
         end_s: Unix time of its end.
         foreign_fraction: Share of the cores' time that others used, what a hypervisor took included.
-        owner: The other process that used most, e.g. "stress (pid 4711, user anna)"; empty where none is seen.
+        owner: The other process that used most, e.g. "stress (pid 4711, user anna)"; `ENDED` where others used something and
+            none of those that still run did, empty where nobody used anything.
     """
 
     begin_s: float
@@ -111,7 +113,7 @@ def between(before: Look, now: Look, num_cores: int) -> HostLoad:
     elapsed_s = max(now.time_s - before.time_s, 1e-3)
     foreign = (now.busy_ticks - before.busy_ticks) - max(now.own_ticks - before.own_ticks, 0)
     fraction = min(max(foreign / TICKS_PER_S / elapsed_s / num_cores, 0.0), 1.0)
-    return HostLoad(before.time_s, now.time_s, fraction, _busiest(before, now))
+    return HostLoad(before.time_s, now.time_s, fraction, _busiest(before, now) or (ENDED if fraction > 0 else ""))
 
 
 def _busiest(before: Look, now: Look) -> str:

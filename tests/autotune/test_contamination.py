@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.contamination import Witness, contamination, foreign_cpu
+from autotune.host_load import ENDED, HostLoad, HostWatch, Look, between, busy_ticks, foreign_fraction
 from autotune.host_load import TICKS_PER_S as TICKS
-from autotune.host_load import HostLoad, HostWatch, Look, between, busy_ticks, foreign_fraction
 from autotune.records import Phase
 from autotune.steady_state import Window, steady_window
 from launchers.outcome import Outcome
@@ -64,6 +64,14 @@ def test_who_used_most_is_named_and_what_the_trial_used_is_not_foreign():
     load = between(before, now, num_cores=4)
     assert load.foreign_fraction == pytest.approx(1 / 8)
     assert load.owner.startswith("hog (pid 8, user ")
+
+
+def test_load_that_no_living_process_explains_is_told_as_such():
+    def look(time_s, busy):
+        return Look(time_s, busy, 0, {(7, 1): Process(7, 1, 1, "S", 1, "idle", 900)})
+
+    assert between(look(0.0, 1000), look(2.0, 1000 + TICKS), num_cores=1).owner == ENDED
+    assert between(look(0.0, 1000), look(2.0, 1000), num_cores=1).owner == ""
 
 
 def test_busy_time_counts_the_wanted_cores_only_and_neither_idle_nor_guest(tmp_path):
