@@ -83,6 +83,7 @@ def confirmed_watts(world, config, runs):
     return np.array(found)
 
 
+@pytest.mark.acceptance
 def test_no_cap_lies_so_close_to_a_candidate_that_runs_could_not_tell_on_which_side(worlds):
     """Two standard deviations of a confirming run, and no more: the cap stays near its quantile."""
     scatter = [np.log(confirmed_watts(world, fitting(world), 20)).std(ddof=1) for world in worlds.values()]
