@@ -1,5 +1,6 @@
 """A study has one driver: the second is refused before it changes anything, one that died does not stop the next."""
 
+import json
 import os
 import re
 import signal
@@ -29,20 +30,30 @@ URLS = {"journal": "journal://{folder}/own.log", "sqlite": "sqlite:///{folder}/o
 if postgres := os.environ.get("AUTOTUNE_TEST_POSTGRES"):
     URLS["postgresql"] = postgres
 
-# A driver: says "held" or "refused", lives until its standard input ends, says "lost" where another one has taken over.
-DRIVER = f"""
-import sys
+# Forks a driver for every line that it reads: it tells its number, then "held", lives until it is killed, and says "lost" where
+# another one has taken over. Its end is told, too.
+DRIVERS = f"""
+import json, os, signal, sys
 from pathlib import Path
 from autotune import one_driver
-from autotune.errors import SpecError
 from autotune.storage import open_storage
-url, name, machine = sys.argv[1:]
 one_driver.SEEN_EVERY_S, one_driver.DEAD_AFTER_S, one_driver._LOOK_S = {EVERY_S}, {DEAD_S}, 0.05
-one_driver._machine = lambda: machine or "here"
 say = lambda what: print(what, flush=True)
-with one_driver.only_driver(open_storage(url, Path("/nowhere")), [name], lambda why: say("lost: " + why)):
-    say("held")
-    sys.stdin.read()
+
+def drive(url, name, machine):
+    one_driver._machine = lambda: machine
+    say(os.getpid())
+    with one_driver.only_driver(open_storage(url, Path("/nowhere")), [name], lambda why: say("lost: " + why)):
+        say("held")
+        while True:
+            signal.pause()
+
+for line in sys.stdin:
+    driver = os.fork()
+    if driver == 0:
+        drive(*json.loads(line))
+    os.waitpid(driver, 0)
+    say("ended")
 """
 
 # Drivers that start at the same moment, on machines of their own: a line for each that goes on, or is refused.
@@ -94,23 +105,45 @@ def name():
     return f"case-{os.getpid()}-{time.time_ns()}/laptop/1x4"
 
 
+class Forked:
+    """A driver in a process of its own, on this machine or on another one."""
+
+    def __init__(self, drivers, url, name, machine):
+        self._drivers, self._ended = drivers, False
+        print(json.dumps([url, name, machine]), file=drivers.stdin, flush=True)
+        self.pid = int(self.says())
+        assert self.says() == "held\n"
+
+    def says(self):
+        return self._drivers.stdout.readline()
+
+    def kill(self):
+        """Kill it and see its end."""
+        if not self._ended:
+            os.kill(self.pid, signal.SIGKILL)
+            self._ended = "ended\n" in iter(self.says, "")
+
+
+@pytest.fixture(scope="module")
+def drivers():
+    """What forks drivers, one at a time: only once are imports waited for."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", DRIVERS], **pipes) as running:
+        yield running
+
+
 @pytest.fixture
-def start():
-    """Start a driver in a process of its own, on this machine or on another one."""
+def start(drivers):
+    """Start a driver; it ends with the test."""
     started = []
 
     def begin(url, name, machine=""):
-        machine = machine or one_driver._machine()
-        command = [sys.executable, "-c", DRIVER, url, name, machine]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout.readline() == "held\n"
-        return process
+        started.append(Forked(drivers, url, name, machine or one_driver._machine()))
+        return started[-1]
 
     yield begin
-    for process in started:
-        process.kill()
-        process.communicate()
+    for driver in started:
+        driver.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +182,6 @@ def test_a_second_driver_is_refused_and_the_first_is_named(url, name, tmp_path, 
 def test_a_driver_that_was_killed_on_this_machine_stops_nobody(url, name, tmp_path, start, monkeypatch):
     first = start(url, name)
     first.kill()
-    first.wait()
     monkeypatch.setattr(one_driver.time, "sleep", no_waiting)
     with drive(url, name, tmp_path):
         assert states(url, name, tmp_path) == [TrialState.FAIL, TrialState.RUNNING]
@@ -168,7 +200,6 @@ def test_a_driver_on_another_machine_is_refused_once_it_says_that_it_lives(url, 
 def test_a_driver_whose_machine_is_gone_stops_the_next_no_longer_than_the_limit(url, name, tmp_path, start, caplog):
     first = start(url, name, "another boot")
     first.kill()
-    first.wait()
     with drive(url, name, tmp_path):
         assert states(url, name, tmp_path) == [TrialState.FAIL, TrialState.RUNNING]
     assert [record.getMessage() for record in caplog.records if record.name == one_driver.__name__] == [
@@ -181,7 +212,7 @@ def test_a_driver_that_was_taken_for_dead_learns_of_it(url, name, tmp_path, star
     os.kill(first.pid, signal.SIGSTOP)
     with drive(url, name, tmp_path):
         os.kill(first.pid, signal.SIGCONT)
-        assert first.stdout.readline() == f"lost: another driver has taken over {name}: this one was not seen for 1.5 s\n"
+        assert first.says() == f"lost: another driver has taken over {name}: this one was not seen for 1.5 s\n"
 
 
 @pytest.mark.parametrize("machines", ["apart", "together"])
@@ -199,7 +230,6 @@ def test_a_driver_elsewhere_is_shown_as_long_as_it_was_just_seen(url, name, tmp_
     first = start(url, name, "another boot")
     assert running_driver(storage, name).pid == first.pid
     first.kill()
-    first.wait()
     monkeypatch.setattr(one_driver, "DEAD_AFTER_S", 0.0)
     assert running_driver(storage, name) is None
 

@@ -14,20 +14,31 @@ import pytest
 
 from autotune.storage import JOURNAL_NAME, drop_stale_lock, open_storage
 
-WRITER = """
+# Forks a writer for every line that it reads, and tells the writer's number once its storage is open, and its end.
+WRITERS = """
+import os
 import sys
 from pathlib import Path
 from autotune.storage import drop_stale_lock, open_storage
 import optuna
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 folder = Path(sys.argv[1])
-drop_stale_lock(None, folder)
-study = optuna.create_study(study_name="s", storage=open_storage(None, folder), load_if_exists=True)
-print("open", flush=True)
-while True:
-    trial = study.ask()
-    trial.set_user_attr("record", "x" * 20000)
-    study.tell(trial, 1.0)
+
+def write():
+    drop_stale_lock(None, folder)
+    study = optuna.create_study(study_name="s", storage=open_storage(None, folder), load_if_exists=True)
+    print(os.getpid(), flush=True)
+    while True:
+        trial = study.ask()
+        trial.set_user_attr("record", "x" * 20000)
+        study.tell(trial, 1.0)
+
+for _ in sys.stdin:
+    writer = os.fork()
+    if writer == 0:
+        write()
+    os.waitpid(writer, 0)
+    print("ended", flush=True)
 """
 
 
@@ -80,17 +91,19 @@ def test_nothing_is_made_where_nothing_is(tmp_path):
 
 def test_a_writer_that_is_killed_again_and_again_loses_no_told_trial(tmp_path):
     told = 0
-    for kill in range(6):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
-        assert writer.stdout.readline() == b"open\n"
-        time.sleep(0.05 + 0.03 * kill)
-        os.kill(writer.pid, signal.SIGKILL)
-        writer.wait()
-        study = optuna.load_study(study_name="s", storage=open_storage(None, tmp_path))
-        complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
-        assert len(complete) >= told
-        assert all(len(trial.user_attrs["record"]) == 20000 for trial in complete)
-        told = len(complete)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", WRITERS, str(tmp_path)], **pipes) as writers:
+        for kill in range(6):
+            print("write", file=writers.stdin, flush=True)
+            writer = int(writers.stdout.readline())
+            time.sleep(0.05 + 0.03 * kill)
+            os.kill(writer, signal.SIGKILL)
+            assert writers.stdout.readline() == "ended\n"
+            study = optuna.load_study(study_name="s", storage=open_storage(None, tmp_path))
+            complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+            assert len(complete) >= told
+            assert all(len(trial.user_attrs["record"]) == 20000 for trial in complete)
+            told = len(complete)
     assert told > 6
     open_storage(None, tmp_path)
     assert all(json.loads(line) for line in (tmp_path / JOURNAL_NAME).read_text().splitlines())

@@ -1,22 +1,26 @@
-"""Every way in which a configuration can fail, through the whole path: told as what it is, at no cost for the next one."""
+"""Every way in which a trial can end by itself, through the whole path: told as what it is, at no cost for the next one."""
 
 from __future__ import annotations
 
 import pytest
 
 from launchers.outcome import Outcome
+from tests.faults.harness import FaultStudy
 
 SHORT = {
     "foreign_cpu_fraction": 1.0,
-    "steps": 5,
+    "steps": 100_000,
+    "interval": 0.01,
     "warmup_steps": 0,
     "startup_timeout_s": 8,
     "step_timeout_s": 1.5,
     "trial_timeout_s": 120,
 }
+# Steps of the same length, for ever, and processes that try to outlive the trial.
+MEASURED = "escape"
 # Behaviour of the trial -> its outcome and what the detail must say. The hang is inside a real gloo collective.
 FAULTS = {
-    "complete": (Outcome.COMPLETED, ""),
+    MEASURED: (Outcome.COMPLETED, "measured well enough after "),
     "out_of_memory": (Outcome.OOM, "Tried to allocate 2.00 GiB"),
     "hang": (Outcome.HUNG, "no step within 1.5 s after step 2"),
     "not_a_number": (Outcome.NAN, "the loss of step 2 is nan"),
@@ -25,14 +29,20 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def ended(new_study):
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
     """A study over all of them, with a trial that completes at the end."""
-    study = new_study(launcher="tests.faults.launchers:GlooLauncher", measurement=SHORT, budget={"trials": len(FAULTS) + 1})
-    study.plan(*FAULTS, "complete")
-    study.start()
-    assert study.wait(150) == 0, study.tail()
-    return study
+    folder = tmp_path_factory.mktemp("outcomes")
+    study = FaultStudy(
+        folder, launcher="tests.faults.launchers:GlooLauncher", measurement=SHORT, budget={"trials": len(FAULTS) + 1}
+    )
+    try:
+        study.plan(*FAULTS, MEASURED)
+        study.start()
+        assert study.wait(150) == 0, study.tail()
+        yield study
+    finally:
+        study.close()
 
 
 def test_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
@@ -48,4 +58,15 @@ def test_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(
     assert {record.environment["node0.supervisors_started"] for record in records} == {"1"}
     assert [record.environment["node0.preloads"] for record in records[1:]] == ["1"] * len(FAULTS)
     assert ended.results()[0].end_reason == f"budget: {len(FAULTS) + 1} trials"
+    assert not ended.members()
+
+
+def test_a_trial_that_is_measured_well_enough_is_completed_and_leaves_nothing(ended):
+    records = [record for record in ended.records() if record.outcome is Outcome.COMPLETED]
+    assert len(records) == 2
+    for record in records:
+        assert record.detail.startswith("measured well enough after ")
+        assert 8 <= len(record.steps) < 100
+        assert record.metrics["step_interval_fraction"] <= 0.01
+    assert records[-1].environment["node0.preloads"] == records[-1].environment["node0.supervisors_started"] == "1"
     assert not ended.members()

@@ -21,6 +21,8 @@ BEFORE_MW, ENFORCED_MW, LIMIT_W = 600_000, 550_000, 400
 DEVICES = {**H100, "limit_mw": BEFORE_MW, "enforced_mw": ENFORCED_MW, "memory_mib": 500}
 RESTORED_S = 10.0
 NO_PERMISSION = "E4"
+ONCE = [(0, 400.0), (1, 400.0), (0, 600.0), (1, 600.0)]  # what a trial requests
+ASKED = 2  # the first two requests asked for the right to, with the limit that was there
 
 
 class PowerStudy(FaultStudy):
@@ -70,27 +72,32 @@ def power_study(tmp_path):
         study.close()
 
 
-def run_to_mid_trial(study):
-    study.plan("escape")
+def run_to_mid_trial(study, *before):
+    """A trial runs after those."""
+    study.plan(*before, "escape")
     study.start()
     study.await_file("mid_trial")
     assert study.limits() == [LIMIT_W, LIMIT_W]
     assert len(study.kept()) == 2  # on disk before the limit was changed
 
 
+def check_limits_of(records):
+    assert {record.outcome for record in records} == {Outcome.COMPLETED}
+    for record in records:
+        assert record.environment["node0.gpu1.power_limit_requested_w"] == "400"
+        assert record.environment["node0.gpu1.power_limit_enforced_w"] == "400"
+        assert not record.contaminated
+
+
+@pytest.mark.acceptance
 def test_the_limit_is_set_for_the_trial_and_both_limits_are_logged(power_study):
     study = power_study(budget={"trials": 2})
     study.plan("complete")
     study.start()
     assert study.wait() == 0, study.tail()
     records = study.results()[0].records
-    assert {record.outcome for record in records} == {Outcome.COMPLETED}
-    for record in records:
-        assert record.environment["node0.gpu1.power_limit_requested_w"] == "400"
-        assert record.environment["node0.gpu1.power_limit_enforced_w"] == "400"
-        assert not record.contaminated
-    once = [(0, 400.0), (1, 400.0), (0, 600.0), (1, 600.0)]
-    assert study.calls()[2:] == once * len(records)  # the first two asked for the right to, with the limit that was there
+    check_limits_of(records)
+    assert study.calls()[ASKED:] == ONCE * len(records)
     assert not study.kept()
 
 
@@ -104,9 +111,13 @@ def restored_after(study, *victims):
     until(lambda: back <= set(study.calls()[before:]), RESTORED_S, lambda: f"the old limits: {study.calls()}\n{study.tail()}")
 
 
-def test_a_killed_driver_leaves_the_limits_to_the_exit_command(power_study):
+def test_each_trial_sets_and_logs_its_limit_and_a_killed_driver_leaves_it_to_the_exit_command(power_study):
     study = power_study()
-    run_to_mid_trial(study)
+    run_to_mid_trial(study, "complete", "complete")
+    records = study.records()
+    check_limits_of(records)
+    assert len(records) == 2
+    assert study.calls()[ASKED:] == ONCE * 2 + ONCE[:2]
     restored_after(study, "driver")
     until(lambda: study.limits() == [600.0, 600.0] and not study.kept(), RESTORED_S, study.calls)
 
