@@ -153,7 +153,10 @@ def _vendor_torch(venv: Path, version: str) -> Path:
     return module
 
 
-@pytest.mark.parametrize("version", ["2.8.0a0+34c6371d24.nv25.8", "2.6.0", "2.9.0+rocm7.0.0.git1b0d0f5e"])
+@pytest.mark.parametrize(
+    "version",
+    ["2.8.0a0+34c6371d24.nv25.8", "2.6.0", pytest.param("2.9.0+rocm7.0.0.git1b0d0f5e", marks=pytest.mark.acceptance)],
+)
 def test_torch_of_a_vendor_image_is_never_replaced(venv, wheel_folder, tmp_path, version):
     """NVIDIA's and AMD's images carry builds that are on no index, and pin them by a constraint file."""
     module = _vendor_torch(venv, version)

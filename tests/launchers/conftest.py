@@ -11,6 +11,7 @@ import pytest
 from launchers.base import Rendezvous
 from launchers.process import LaunchRequest, Supervised
 from search_spaces.hardware import RankEnvironment
+from tests.launchers.megatron_harness import warm_trials
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -29,6 +30,13 @@ def open_tree():
     yield start
     for tree in trees:
         tree.close()
+
+
+@pytest.fixture(scope="package")
+def trials():
+    """A warm process for Megatron's trials: importing torch and megatron takes seconds."""
+    with warm_trials() as warm:
+        yield warm
 
 
 @pytest.fixture

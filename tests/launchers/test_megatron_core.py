@@ -18,7 +18,7 @@ from launchers.megatron_core.job import Job
 from launchers.megatron_core.launcher import MASTER_PORT, MegatronCoreLauncher
 from search_spaces.config import TrialConfig
 from search_spaces.model import ModelSpec, Workload
-from tests.launchers.megatron_harness import warm_trials
+from tests.launchers.megatron_harness import WarmTrials
 
 LAUNCHER = MegatronCoreLauncher()
 MODEL = ModelSpec(num_layers=2, hidden_size=32, num_attention_heads=2, vocab_size=256)
@@ -134,10 +134,9 @@ def test_run_by_path_exposes_nothing_beside_the_package(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_loss_that_is_not_finite_is_reported_and_ends_the_run() -> None:
+def test_loss_that_is_not_finite_is_reported_and_ends_the_run(trials: WarmTrials) -> None:
     job = LAUNCHER.job(_workload(), TrialConfig(precision="fp32"), steps=5, seed=1)
-    with warm_trials() as trials:
-        losses = trials.run({**job, "learning_rate": 1e30}).losses
+    losses = trials.run({**job, "learning_rate": 1e30}).losses
     assert math.isfinite(losses[0])
     assert not math.isfinite(losses[-1])
     assert 1 < len(losses) < 5

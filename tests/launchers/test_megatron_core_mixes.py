@@ -11,7 +11,7 @@ from launchers.megatron_core.launcher import MegatronCoreLauncher
 from search_spaces.config import TrialConfig
 from search_spaces.legality import check
 from search_spaces.model import ModelSpec, Workload
-from tests.launchers.megatron_harness import warm_trials
+from tests.launchers.megatron_harness import WarmTrials
 
 MIXES = 40
 WORLD_SIZE = 4
@@ -94,15 +94,14 @@ def _refused(workload: Workload, config: TrialConfig) -> bool:
 
 @pytest.mark.acceptance
 @pytest.mark.timeout(600)
-def test_random_legal_mixes_train_as_one_rank_does() -> None:
+def test_random_legal_mixes_train_as_one_rank_does(trials: WarmTrials) -> None:
     launcher = MegatronCoreLauncher()
     failures = []
-    with warm_trials() as trials:
-        for seed in range(MIXES):
-            workload, config = _mix(seed)
-            job = launcher.job(workload, config, steps=2, seed=seed)
-            run, expected = trials.run(job), trials.reference(workload, config, steps=2, seed=seed).losses
-            losses = [step["loss"] for step in run.steps]
-            if run.errors or losses != pytest.approx(expected, rel=TOLERANCE[config.precision]):
-                failures.append(f"seed {seed}: {config.changed()} {workload.model}: {losses} is not {expected} {run.errors[:1]}")
+    for seed in range(MIXES):
+        workload, config = _mix(seed)
+        job = launcher.job(workload, config, steps=2, seed=seed)
+        run, expected = trials.run(job), trials.reference(workload, config, steps=2, seed=seed).losses
+        losses = [step["loss"] for step in run.steps]
+        if run.errors or losses != pytest.approx(expected, rel=TOLERANCE[config.precision]):
+            failures.append(f"seed {seed}: {config.changed()} {workload.model}: {losses} is not {expected} {run.errors[:1]}")
     assert not failures, "\n\n".join(failures)

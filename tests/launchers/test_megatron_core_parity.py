@@ -7,7 +7,6 @@ counts padding rows, so that a different padding is a different model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from launchers.megatron_core.launcher import MegatronCoreLauncher
 from search_spaces.config import TrialConfig
 from search_spaces.model import ModelSpec, Workload
-from tests.launchers.megatron_harness import WarmTrials, warm_trials
+from tests.launchers.megatron_harness import WarmTrials
 
 STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 2e-2}
@@ -118,12 +117,6 @@ FULL = [
     Case("classic-tp2-pp2-recompute-selective", 4, _mesh(tp=2, pp=2, recompute_granularity="selective"), CLASSIC, "bf16"),
     Case("tp2-pp2-dp2-sp-distopt", 8, _mesh(tp=2, pp=2, **SP, **DISTOPT)),
 ]
-
-
-@pytest.fixture(scope="module")
-def trials() -> Iterator[WarmTrials]:
-    with warm_trials() as warm:
-        yield warm
 
 
 def _check(trials: WarmTrials, case: Case) -> None:

@@ -40,12 +40,13 @@ def agreement(command: list[str], megatron: str, count: int) -> dict[str, Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="Megatron-Core 0.16 is installed for Python 3.11 only")
-def test_sample_against_megatron_016() -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.acceptance)])
+def test_sample_against_megatron_016(count: int) -> None:
     pytest.importorskip("megatron.core", reason="needs Megatron-Core")
     command = [sys.executable, str(ROOT / "benchmarks" / "megatron_016_oracle.py")]
-    report = agreement([*command, *(["--megatron-lm", MEGATRON_LM] if MEGATRON_LM else [])], "0.16", 300)
+    report = agreement([*command, *(["--megatron-lm", MEGATRON_LM] if MEGATRON_LM else [])], "0.16", count)
     assert not report["wrong"], report
-    assert report["counts"]["megatron valid"] >= 75
+    assert report["counts"]["megatron valid"] >= count // 4
 
 
 def test_every_rule_has_cases_aimed_at_it() -> None:
