@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, isfinite
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -64,18 +64,25 @@ def median_interval(values: Sequence[float], confidence: float = 0.95, *, correl
     if count == 0:
         raise ValueError("no values")
     effective = max(1, int(count / correlation_steps))
-    rank = 1
-    while rank < (effective + 1) // 2 and _coverage(effective, rank + 1) >= confidence:
-        rank += 1
-    coverage = _coverage(effective, rank)
+    rank, coverage = _covering_rank(effective, confidence)
     if coverage >= confidence:
         rank = max(rank * (count + 1) // (effective + 1), 1)
     return Interval(float(np.median(ordered)), float(ordered[rank - 1]), float(ordered[-rank]), count, coverage)
 
 
-def _coverage(count: int, rank: int) -> float:
-    below = sum(comb(count, smaller) for smaller in range(rank)) / 2.0**count
-    return max(0.0, 1.0 - 2.0 * below)
+def _covering_rank(count: int, confidence: float) -> tuple[int, float]:
+    """The largest rank whose interval keeps the confidence, 1 where none does, and its coverage; exact for thousands of values."""
+    rank = ways = fewer = 1  # of all 2^count draws, `ways` have rank - 1 values below the median and `fewer` have fewer than rank
+    while rank < (count + 1) // 2:
+        ways = ways * (count - rank + 1) // rank
+        if _coverage(count, fewer + ways) < confidence:
+            break
+        rank, fewer = rank + 1, fewer + ways
+    return rank, _coverage(count, fewer)
+
+
+def _coverage(count: int, fewer: int) -> float:
+    return max(0.0, 1.0 - 2 * fewer / 2**count)
 
 
 def correlation_steps(values: Sequence[float]) -> float:
