@@ -169,7 +169,7 @@ def test_six_steps_are_left_where_there_are_more(values, at_least):
     assert cut >= at_least
 
 
-@pytest.mark.parametrize(("spread", "most"), [(0.001, 12), (0.01, 40), (0.05, 200)])
+@pytest.mark.parametrize(("spread", "most"), [(0.001, 12), (0.01, 40), pytest.param(0.05, 200, marks=pytest.mark.acceptance)])
 def test_a_trial_ends_as_soon_as_its_interval_is_narrow_enough(spread, most):
     generator = np.random.default_rng(1)
     ends, hits = [], 0

@@ -2,7 +2,9 @@
 
 Adapts torch and Megatron in this process for good, so only programs of their own import it; the tests start one and read JSON.
 
-    python -m tests.search_spaces.megatron_oracle parameters|activations < CASES.json > ANSWERS.json
+    python -m tests.search_spaces.megatron_oracle < CASES.json > ANSWERS.json
+
+CASES.json holds {"parameters": [case, ...], "activations": [case, ...]}, or one of them; ANSWERS.json an answer for each case.
 """
 
 from __future__ import annotations
@@ -39,13 +41,14 @@ from search_spaces.normalise import normalise
 
 
 def main() -> None:
-    """Answer every case on standard input."""
+    """Answer the cases of every question on standard input."""
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     cpu.install("127.0.0.1")
     multi_latent_attention.HAVE_TE = False  # True although Transformer Engine's names are None
-    answer = {"parameters": parameters, "activations": activations}[sys.argv[1]]
-    json.dump([answer(case) for case in json.load(sys.stdin)], sys.stdout)
+    answers = {"parameters": parameters, "activations": activations}
+    asked = json.load(sys.stdin)
+    json.dump({question: [answers[question](case) for case in cases] for question, cases in asked.items()}, sys.stdout)
 
 
 def parameters(case: dict[str, Any]) -> list[list[int]]:

@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 Case = dict[str, Any]
 
 
-def ask(question: str, cases: list[Case]) -> list[Any]:
-    """megatron-core's answers, in a process of its own."""
-    command = [sys.executable, "-m", "tests.search_spaces.megatron_oracle", question]
+def ask(**questions: list[Case]) -> dict[str, list[tuple[Case, Any]]]:
+    """The cases of every question with megatron-core's answers, in a process of its own."""
+    command = [sys.executable, "-m", "tests.search_spaces.megatron_oracle"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    asked = json.dumps(questions)
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[Any] = json.loads(done.stdout)
-    return answers
+    return {question: list(zip(questions[question], found, strict=True)) for question, found in json.loads(done.stdout).items()}
 
 
 def columns(case: Case, device: str = "cpu") -> Columns:

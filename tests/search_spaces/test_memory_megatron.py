@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,36 +14,43 @@ from search_spaces.memory.tables import GIB
 from search_spaces.parameters import rank_parameters
 from tests.search_spaces.memory_cases import Case, activation_cases, ask, columns, parameter_cases
 
+Answered = tuple[Case, Any]
 LOCAL = Software(transformer_engine=False, flash_attention=False)
 
 
-def test_parameters_per_stage_are_megatrons():
-    assert_parameters(parameter_cases(12, seed=11))
+@pytest.fixture(scope="module")
+def answered() -> dict[str, list[Answered]]:
+    """A few cases of both kinds, in one process: importing megatron-core takes seconds."""
+    return ask(parameters=parameter_cases(12, seed=11), activations=activation_cases(16, seed=5))
+
+
+def test_parameters_per_stage_are_megatrons(answered: dict[str, list[Answered]]) -> None:
+    assert_parameters(answered["parameters"])
 
 
 @pytest.mark.acceptance
 @pytest.mark.timeout(900)
 def test_parameters_per_stage_are_megatrons_in_every_case():
-    assert_parameters(parameter_cases(110, seed=3))
+    assert_parameters(ask(parameters=parameter_cases(110, seed=3))["parameters"])
 
 
-def test_activation_bytes_are_those_that_autograd_saves():
-    assert_activations(activation_cases(16, seed=5))
+def test_activation_bytes_are_those_that_autograd_saves(answered: dict[str, list[Answered]]) -> None:
+    assert_activations(answered["activations"])
 
 
 @pytest.mark.acceptance
 @pytest.mark.timeout(900)
 def test_activation_bytes_are_those_that_autograd_saves_in_every_case():
-    assert_activations(activation_cases(60, seed=1))
+    assert_activations(ask(activations=activation_cases(60, seed=1))["activations"])
 
 
-def assert_parameters(cases: list[Case]) -> None:
-    for case, built in zip(cases, ask("parameters", cases), strict=True):
+def assert_parameters(answered: list[Answered]) -> None:
+    for case, built in answered:
         assert stage_parameters(case) == built, case
 
 
-def assert_activations(cases: list[Case]) -> None:
-    errors = [activation_bytes(case) / answer["bytes"] - 1 for case, answer in zip(cases, ask("activations", cases), strict=True)]
+def assert_activations(answered: list[Answered]) -> None:
+    errors = [activation_bytes(case) / answer["bytes"] - 1 for case, answer in answered]
     assert max(map(abs, errors)) <= 0.002, sorted(errors)
 
 
