@@ -82,7 +82,7 @@ def _covering_rank(count: int, confidence: float) -> tuple[int, float]:
 
 
 def _coverage(count: int, fewer: int) -> float:
-    return max(0.0, 1.0 - 2 * fewer / 2**count)
+    return max(0.0, 1.0 - 2 * fewer / (1 << count))
 
 
 def correlation_steps(values: Sequence[float]) -> float:
