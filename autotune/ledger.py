@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.budget import Spent, spent, usual
+from autotune.budget import Spent, spent, used_up, usual
 from autotune.confirm import Contender, Decision, contenders, decide
+from autotune.confirm_budget import affordable_contenders, exploring_budget
 from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
 from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
@@ -15,6 +16,7 @@ from autotune.power_domains import domain_limits
 from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
+from autotune.spec_parts import Budget
 from launchers.outcome import Outcome
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
@@ -109,6 +111,10 @@ class Ledger:
             found.append(f"budget: energy_kwh is not kept, because no trial on pool {pool} could tell its energy.")
         return found
 
+    def exploring_budget(self) -> Budget:
+        """The budget without what is kept for confirming."""
+        return exploring_budget(self._spec, self._pool, self.records)
+
     def confirming_s(self) -> float:
         """Seconds that the confirming runs still to come may take; 0 before anything completed."""
         return confirming_s(self._spec, self._pool, self.records)
@@ -127,7 +133,12 @@ class Ledger:
         if self.objective is None:
             return []
         choose = front_contenders if self._spec.pareto else contenders
-        return choose(self.records, self.objective, self._spec.confirm)
+        chosen = choose(self.records, self.objective, self._spec.confirm)
+        return affordable_contenders(chosen, self.objective, self._spec, self._pool, self.records)
+
+    def to_confirm(self) -> list[Contender]:
+        """The contenders; nobody where GPU-hours, energy or money is used up."""
+        return [] if used_up(self._spec.budget, replace(self.spent, trials=0)) else self.contenders()
 
     def decision(self) -> Decision | None:
         """The confirmed winner; None before there is one, and in a Pareto study."""

@@ -177,7 +177,7 @@ class PoolStudy:
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""
-        chosen = [contender for contender in self._ledger.contenders() if not self._attempts.used_up(contender.config)]
+        chosen = [contender for contender in self._ledger.to_confirm() if not self._attempts.used_up(contender.config)]
         running = [proposal.config for proposal in self._running]
         if self._ledger.objective is not None:
             config = next_config(chosen, running, self._spec.confirm.repeats, self._ledger.objective)

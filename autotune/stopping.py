@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from autotune.acquisition import Choice
 from autotune.budget import used_up
+from autotune.confirm_budget import MOST_FOR_CONFIRMING
 from autotune.forecast import Forecast, forecast_of
 from autotune.ledger import Ledger
 from autotune.spec import StudySpec
 
-_MOST_FOR_CONFIRMING = 1 / 3
 _FEWEST_TO_CONVERGE = 8
 _SURE_IN_A_ROW = 3
 
@@ -45,10 +45,11 @@ class Stopping:
         """
         if (left_s := self._left_s(ledger)) is not None and left_s < 0:
             return "budget: wall time, less what confirming takes"
-        so_far = ledger.spent
-        return self._converged(so_far.trials, outlook) or used_up(
-            self._spec.budget, replace(so_far, trials=so_far.trials + running)
-        )
+        so_far = replace(ledger.spent, trials=ledger.spent.trials + running)
+        if said := self._converged(so_far.trials - running, outlook) or used_up(self._spec.budget, so_far):
+            return said
+        said = used_up(ledger.exploring_budget(), so_far)
+        return f"{said}, the rest is for confirming" if said else ""
 
     def _converged(self, trials: int, outlook: Choice | None) -> str:
         """That little is left to gain, and how sure that is; empty while there may be more.
@@ -74,7 +75,7 @@ class Stopping:
             untried: Candidates that are left after it.
             outlook: What it promises; see `CandidateSampler.outlook`.
         """
-        return forecast_of(self._spec.budget, ledger, self._left_s(ledger), running, untried, outlook)
+        return forecast_of(ledger.exploring_budget(), ledger, self._left_s(ledger), running, untried, outlook)
 
     def _left_s(self, ledger: Ledger) -> float | None:
         """Seconds left for exploring, less than none where it is over: confirming is kept its time, but never most of the study's.
@@ -83,5 +84,5 @@ class Stopping:
         """
         if self.deadline_s is None:
             return None
-        confirming_s = min(ledger.confirming_s(), _MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s))
+        confirming_s = min(ledger.confirming_s(), MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s))
         return self.deadline_s - confirming_s - self._now_s()
