@@ -71,11 +71,19 @@ def usual(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
     )
 
 
-def used_up(budget: Budget, so_far: Spent) -> str:
-    """Which budget is used up, as the reason of the study's end; empty while none is."""
-    for unit, limit, used in _kept(budget, so_far):
-        if used >= limit:
-            return f"budget: {used:.4g} {unit}"
+def used_up(budget: Budget, so_far: Spent, exploring: Budget | None = None) -> str:
+    """Which budget is used up, as the reason of the study's end; empty while none is.
+
+    Args:
+        budget: All budgets.
+        so_far: What was spent.
+        exploring: The part of them that is not kept for confirming; none = all.
+    """
+    for (unit, limit, used), (_, most, _) in zip(_kept(budget, so_far), _kept(exploring or budget, so_far), strict=True):
+        if used >= most:
+            of = "" if unit == _TRIALS else f" of {limit:.4g}"
+            rest = ", the rest is for confirming" if used < limit else ""
+            return f"budget: {used:.4g} {unit}{of}{rest}"
     return ""
 
 

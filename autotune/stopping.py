@@ -45,11 +45,10 @@ class Stopping:
         """
         if (left_s := self._left_s(ledger)) is not None and left_s < 0:
             return "budget: wall time, less what confirming takes"
-        so_far = replace(ledger.spent, trials=ledger.spent.trials + running)
-        if said := self._converged(so_far.trials - running, outlook) or used_up(self._spec.budget, so_far):
-            return said
-        said = used_up(ledger.exploring_budget(), so_far)
-        return f"{said}, the rest is for confirming" if said else ""
+        so_far = ledger.spent
+        return self._converged(so_far.trials, outlook) or used_up(
+            self._spec.budget, replace(so_far, trials=so_far.trials + running), ledger.exploring_budget()
+        )
 
     def _converged(self, trials: int, outlook: Choice | None) -> str:
         """That little is left to gain, and how sure that is; empty while there may be more.

@@ -40,9 +40,9 @@ def test_energy_and_money_are_unknown_not_zero() -> None:
     ("fields", "reason"),
     [
         ({"trials": 3}, "budget: 3 trials"),
-        ({"gpu_hours": 2.0}, "budget: 2.5 GPU-hours"),
-        ({"energy_kwh": 0.5}, "budget: 0.7 kWh"),
-        ({"usd": 10.0}, "budget: 10 USD"),
+        ({"gpu_hours": 2.0}, "budget: 2.5 GPU-hours of 2"),
+        ({"energy_kwh": 0.5}, "budget: 0.7 kWh of 0.5"),
+        ({"usd": 10.0}, "budget: 10 USD of 10"),
         ({"trials": 4, "gpu_hours": 3.0, "energy_kwh": 1.0, "usd": 11.0}, ""),
     ],
 )
@@ -68,3 +68,10 @@ def test_how_many_runs_a_budget_pays_for(fields: dict[str, float], runs: float) 
 
 def test_costs_in_words_name_what_is_known() -> None:
     assert RUN.times(600).words() == "1,200 GPU-hours, 3,000 kWh"
+
+
+def test_what_is_kept_for_confirming_is_told() -> None:
+    budget, exploring = Budget(gpu_hours=4.0), Budget(gpu_hours=2.0)
+    assert used_up(budget, Spent(3, 2.5, 0.7, 10.0), exploring) == "budget: 2.5 GPU-hours of 4, the rest is for confirming"
+    assert used_up(budget, Spent(3, 4.5, 0.7, 10.0), exploring) == "budget: 4.5 GPU-hours of 4"
+    assert used_up(budget, Spent(3, 1.5, 0.7, 10.0), exploring) == ""
