@@ -188,7 +188,7 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     runs: dict[TrialConfig, list[TrialRecord]] = {}
     for record in records:
         if record.phase is Phase.CONFIRM:
-            if record.outcome is not Outcome.LOST and not _repeated(record, records):
+            if record.outcome is not Outcome.LOST and not repeated(record, records):
                 runs.setdefault(record.config, []).append(record)
         elif record.outcome is Outcome.COMPLETED and (record.config not in explored or explored[record.config].contaminated):
             explored[record.config] = record
@@ -196,10 +196,17 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     return [Contender(record, tuple(runs.get(record.config, ()))) for record in ranked]
 
 
-def _repeated(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
-    """Whether a disturbed confirming run was run once more, undisturbed, so that it need not count."""
+def repeated(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
+    """Whether a disturbed trial was run once more, undisturbed, so that it need not count; confirming runs apart from others."""
+    confirming = record.phase is Phase.CONFIRM
     later = records[records.index(record) + 1 :] if record.contaminated else ()
-    return any(other.config == record.config and other.phase is Phase.CONFIRM and not other.contaminated for other in later)
+    return any(
+        other.config == record.config
+        and (other.phase is Phase.CONFIRM) is confirming
+        and other.outcome is not Outcome.LOST
+        and not other.contaminated
+        for other in later
+    )
 
 
 def _reaches(contender: Contender, best: Contender, objective: Objective) -> bool:

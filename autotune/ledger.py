@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autotune.budget import Spent, spent, used_up, usual
-from autotune.confirm import Contender, Decision, contenders, decide
+from autotune.confirm import Contender, Decision, contenders, decide, repeated
 from autotune.confirm_budget import affordable_contenders, exploring_budget
 from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
@@ -163,13 +163,18 @@ class Ledger:
         if (decision := self.decision()) is not None:
             return decision.winner
         beaten = {contender.config for contender in self.contenders() if self.objective and contender.failed(self.objective)}
-        within = [record for record in self.records if _within_limits(record) and record.config not in beaten]
+        explored = [record for record in self._completed() if record.phase is not Phase.CONFIRM and record.config not in beaten]
+        within = [record for record in explored if not record.violations]
         return max(within, key=lambda record: record.value or 0.0, default=None)
 
     def nearest(self) -> TrialRecord | None:
         """The completed trial that crosses the limits least; None where nothing completed."""
+        return min(self._completed(), key=self.infeasibility, default=None)
+
+    def _completed(self) -> list[TrialRecord]:
+        """Completed trials without the disturbed ones that were run once more: they may keep limits that their configuration crosses."""
         completed = [record for record in self.records if record.outcome is Outcome.COMPLETED]
-        return min(completed, key=self.infeasibility, default=None)
+        return [record for record in completed if not repeated(record, self.records)]
 
     def explained(self, table: CandidateTable, predictions: Predictions | None, refusals: Refusals) -> list[str]:
         """What explains the winner, a line each; nothing where there is none, or several in a Pareto study.
@@ -195,7 +200,3 @@ class Ledger:
             spec, domains = self._spec, domain_limits(self._spec.power_domains, self._pool)
             self.objective = Objective(spec.objective, spec.limits, record.metrics, domains, spec.pareto)
         return self.objective
-
-
-def _within_limits(record: TrialRecord) -> bool:
-    return record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM and not record.violations
