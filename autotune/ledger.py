@@ -172,7 +172,7 @@ class Ledger:
         return min(self._completed(), key=self.infeasibility, default=None)
 
     def _completed(self) -> list[TrialRecord]:
-        """Completed trials without the disturbed ones that were run once more: they may keep limits that their configuration crosses."""
+        """Completed trials but disturbed ones that were run again: they may keep limits that their configuration crosses."""
         completed = [record for record in self.records if record.outcome is Outcome.COMPLETED]
         return [record for record in completed if not repeated(record, self.records)]
 

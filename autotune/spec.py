@@ -117,10 +117,10 @@ class StudySpec(Part):
     def _the_objective_has_directions(self) -> Self:
         if self.pareto and len(self.objective) < 2:  # noqa: PLR2004
             raise wrong("objective", self.objective, "has one term, and a front needs two", "name a second metric")
+        hint = "give a positive weight where more is better, else a negative one"
         if not any(self.objective.values()):
-            raise wrong("objective", self.objective, "weighs nothing", "give a positive weight where more is better, else a negative one")
+            raise wrong("objective", self.objective, "weighs nothing", hint)
         if self.pareto and (flat := [name for name, weight in self.objective.items() if weight == 0]):
-            hint = "give a positive weight where more is better, else a negative one"
             raise wrong(f"objective.{flat[0]}", 0, "has no direction", hint)
         return self
 
