@@ -94,7 +94,7 @@ class PoolStudy:
         self._first_predictions = cache(partial(predictor, self.table.columns) if predictor else self.refit.predictions)
         earlier = earlier_studies(spec, pool, storage, self.name)
         self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
-        kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
+        kept = fingerprint(spec, pool, self.table), directions(spec), to_keep(spec, pool, earlier)
         self._optuna = open_study(storage, self.name, self._sampler, *kept)
         self._attempts = Attempts()
         self._baseline_due = True

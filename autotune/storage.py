@@ -28,7 +28,7 @@ _CONNECT_S = 15
 _BLOCK_BYTES = 65536
 _LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
 # Where the parts of a fingerprint stand in a study file: a workload's fields are its own.
-_FIELDS = {"workload": "", "choices": "search"}
+_FIELDS = {"workload": "", "choices": "search", "gpu": "pool's gpu"}
 
 
 def open_storage(url: str | None, state_folder: Path, *, wait_s: float = WAIT_S, mounts: str | None = None) -> BaseStorage:
@@ -187,7 +187,7 @@ def open_study(
         storage: Where it is kept.
         name: Its name.
         sampler: What proposes.
-        fingerprint: What must not change between openings.
+        fingerprint: What must not change between openings; a study of an earlier version need not hold all of it.
         directions: One for each value that a trial is told.
         attributes: What is kept with a study that is created.
 
@@ -207,7 +207,7 @@ def open_study(
         for attribute, value in {**attributes, "fingerprint": fingerprint}.items():
             study.set_user_attr(attribute, value)
         return study
-    changed = [key for key in fingerprint if known.get(key) != fingerprint[key]]
+    changed = [key for key in fingerprint if key in known and known[key] != fingerprint[key]]
     if changed:
         parts = (part for key in changed for part in _changes(_FIELDS.get(key, key), known.get(key), fingerprint[key]))
         problem = f"the storage holds a study of this name with another {' and '.join(changed)}: {'; '.join(parts)}"

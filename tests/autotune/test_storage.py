@@ -210,7 +210,7 @@ def test_what_changed_is_named_with_both_values(opened):
         pools=[pool],
     )
     with pytest.raises(SpecError) as raised:
-        open_study(open_it(), "case/laptop/1x4", RandomSampler(), fingerprint(changed, candidate_table(changed, changed.pools[0])))
+        open_study(open_it(), "case/laptop/1x4", RandomSampler(), fingerprint(changed, changed.pools[0], candidate_table(changed, changed.pools[0])))
     for words in (
         "another workload and choices and baseline: model.num_layers was 8, now 4",
         "global_batch_size was 16, now 32",
@@ -220,3 +220,25 @@ def test_what_changed_is_named_with_both_values(opened):
     ):
         assert words in str(raised.value)
     assert "micro_batch_size" not in str(raised.value)
+
+
+def test_trials_of_another_kind_of_gpu_or_of_another_twin_are_not_taken_over(opened):
+    open_it, _ = opened
+
+    def study(gpu, seed=0, launcher="megatron_core"):
+        return study_spec(pools=[{**POOL, "gpu": gpu}], seed=seed, launcher=launcher, name=launcher.partition(":")[0])
+
+    open_pool(study("h200"), open_it())
+    open_pool(study("h200-sxm-141gb", seed=1), open_it())
+    with pytest.raises(SpecError, match="with another gpu: pool's gpu was 'h200-sxm-141gb', now 'h100-sxm-80gb'"):
+        open_pool(study("h100"), open_it())
+    open_pool(study("h200", launcher="simulated:physics"), open_it())
+    with pytest.raises(SpecError, match="with another seed: seed was 0, now 1"):
+        open_pool(study("h200", seed=1, launcher="simulated:physics"), open_it())
+
+
+def test_a_study_of_an_earlier_version_is_compared_as_far_as_it_says(opened):
+    open_it, _ = opened
+    kept = optuna_study(open_pool(SPEC, open_it()))
+    kept.set_user_attr("fingerprint", {key: value for key, value in kept.user_attrs["fingerprint"].items() if key != "gpu"})
+    open_pool(SPEC, open_it())
