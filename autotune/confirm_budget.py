@@ -78,7 +78,7 @@ def _run_cost(spec: StudySpec, pool: PoolSpec, records: Sequence[TrialRecord]) -
 def _run_kwh(spec: StudySpec, records: Sequence[TrialRecord]) -> float | None:
     """Energy of a confirming run's steps, from the median step that was explored; None where none was measured."""
     explored = [record for record in records if record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM]
-    metered = [record.metrics for record in explored if "pool_gpu_energy_j" in record.metrics]
+    metered = [record.metrics for record in explored if {"pool_gpu_energy_j", "steady_steps"} <= record.metrics.keys()]
     joules = [metrics["pool_gpu_energy_j"] / metrics["steady_steps"] for metrics in metered]
     steps = spec.confirm_steps - spec.measurement.warmup_steps
     return statistics.median(joules) * steps / _JOULES_PER_KWH if joules else None

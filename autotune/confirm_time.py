@@ -67,7 +67,8 @@ def _runs_to_come(spec: StudySpec, records: Sequence[TrialRecord]) -> int:
 def confirming_run_s(spec: StudySpec, records: Sequence[TrialRecord]) -> float:
     """Seconds of a confirming run that does not warm up, from the median explored trial; 0 before any."""
     explored = [record for record in records if record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM]
-    return statistics.median(_lasting_s(record, spec.confirm_steps) for record in explored) if explored else 0.0
+    lasting = [_lasting_s(record, spec.confirm_steps) for record in explored if "step_time_s" in record.metrics]
+    return statistics.median(lasting) if lasting else 0.0
 
 
 def _lasting_s(record: TrialRecord, steps: int) -> float:

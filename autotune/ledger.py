@@ -46,10 +46,9 @@ class Ledger:
         measured = [record for record in records if record.outcome is Outcome.COMPLETED]
         if measured:
             self._relative_to(min(measured, key=lambda record: record.phase is not Phase.BASELINE))
-        # What was attached to some of them later may be a term or a limit: then all are worth something else than they were told.
-        judged_anew = any(record.attached for record in records)
+        # Objective and limits may have been edited since, or watts attached: all are worth what they are worth now.
         for record in records:
-            self.add(self.valued(record) if judged_anew and record.outcome is Outcome.COMPLETED else record)
+            self.add(self.valued(record) if record.outcome is Outcome.COMPLETED else record)
 
     @property
     def spent(self) -> Spent:

@@ -210,7 +210,12 @@ def test_what_changed_is_named_with_both_values(opened):
         pools=[pool],
     )
     with pytest.raises(SpecError) as raised:
-        open_study(open_it(), "case/laptop/1x4", RandomSampler(), fingerprint(changed, changed.pools[0], candidate_table(changed, changed.pools[0])))
+        open_study(
+            open_it(),
+            "case/laptop/1x4",
+            RandomSampler(),
+            fingerprint(changed, changed.pools[0], candidate_table(changed, changed.pools[0])),
+        )
     for words in (
         "another workload and choices and baseline: model.num_layers was 8, now 4",
         "global_batch_size was 16, now 32",
