@@ -53,10 +53,43 @@ def affordable_contenders(
         return list(chosen)
     if several < _FEWEST:
         return []
+    best = _best(holding, several)
+    return [contender for contender in chosen if contender in best or contender not in holding]
+
+
+def fewest_confirming_s(spec: StudySpec, records: Sequence[TrialRecord]) -> float:
+    """Seconds that confirming one configuration and the baseline takes, without warming up; 0 before anything completed."""
+    return _FEWEST * spec.confirm.repeats * confirming_run_s(spec, records)
+
+
+def contenders_in_time(
+    chosen: Sequence[Contender], objective: Objective, spec: StudySpec, records: Sequence[TrialRecord], left_s: float | None
+) -> list[Contender]:
+    """The best of those to be confirmed, and the baseline, as many as can end all of their runs.
+
+    Args:
+        chosen: Who would be confirmed, given time.
+        objective: What says who failed.
+        spec: The study.
+        records: Ended trials.
+        left_s: Seconds until the study ends; None = no limit. The last run may begin while anything is left.
+    """
+    if left_s is None:
+        return list(chosen)
+    run_s, repeats = confirming_run_s(spec, records), spec.confirm.repeats
+    holding = [contender for contender in chosen if not contender.failed(objective)]
+    for several in range(len(holding), min(_FEWEST, len(holding)) - 1, -1):
+        best = _best(holding, several)
+        if (sum(max(0, repeats - len(contender.runs)) for contender in best) - 1) * run_s < left_s:
+            return [contender for contender in chosen if contender in best or contender not in holding]
+    return []
+
+
+def _best(holding: Sequence[Contender], several: int) -> list[Contender]:
+    """The first so many of those that have not failed, the baseline among them where there is one."""
     baselines = [contender for contender in holding if contender.explored.phase is Phase.BASELINE]
     others = [contender for contender in holding if contender.explored.phase is not Phase.BASELINE]
-    kept = [*others[: several - len(baselines)], *baselines]
-    return [contender for contender in chosen if contender in kept or contender not in holding]
+    return [*others[: several - len(baselines)], *baselines]
 
 
 def _paid(spec: StudySpec, runs: float, wanted: int) -> int:

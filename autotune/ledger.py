@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autotune.budget import Spent, spent, used_up, usual
 from autotune.confirm import Contender, Decision, contenders, decide, repeated
-from autotune.confirm_budget import affordable_contenders, exploring_budget
+from autotune.confirm_budget import affordable_contenders, contenders_in_time, exploring_budget, fewest_confirming_s
 from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
 from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
@@ -118,6 +118,10 @@ class Ledger:
         """Seconds that the confirming runs still to come may take; 0 before anything completed."""
         return confirming_s(self._spec, self._pool, self.records)
 
+    def fewest_confirming_s(self) -> float:
+        """Seconds below which confirming shows nothing."""
+        return fewest_confirming_s(self._spec, self.records)
+
     def beaten_step_s(self, workload: Workload) -> float | None:
         """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`.
 
@@ -135,9 +139,11 @@ class Ledger:
         chosen = choose(self.records, self.objective, self._spec.confirm)
         return affordable_contenders(chosen, self.objective, self._spec, self._pool, self.records)
 
-    def to_confirm(self) -> list[Contender]:
-        """The contenders; nobody where GPU-hours, energy or money is used up."""
-        return [] if used_up(self._spec.budget, replace(self.spent, trials=0)) else self.contenders()
+    def to_confirm(self, left_s: float | None) -> list[Contender]:
+        """The contenders whose runs end in `left_s` (None = no limit); nobody where GPU-hours, energy or money is used up."""
+        if self.objective is None or used_up(self._spec.budget, replace(self.spent, trials=0)):
+            return []
+        return contenders_in_time(self.contenders(), self.objective, self._spec, self.records, left_s)
 
     def decision(self) -> Decision | None:
         """The confirmed winner; None before there is one, and in a Pareto study."""

@@ -177,14 +177,14 @@ class PoolStudy:
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""
-        chosen = [contender for contender in self._ledger.to_confirm() if not self._attempts.used_up(contender.config)]
+        may = self._ledger.to_confirm(self.stopping.seconds_left())
+        chosen = [contender for contender in may if not self._attempts.used_up(contender.config)]
         running = [proposal.config for proposal in self._running]
         if self._ledger.objective is not None:
             config = next_config(chosen, running, self._spec.confirm.repeats, self._ledger.objective)
             if config is not None:
                 return self._proposal(self._ask(config), config, Phase.CONFIRM)
-        if not self._running:
-            self.end_reason = self._explored
+        self.end_reason = self.end_reason or ("" if self._running else self._explored)
         return None
 
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:

@@ -83,5 +83,10 @@ class Stopping:
         """
         if self.deadline_s is None:
             return None
-        confirming_s = min(ledger.confirming_s(), MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s))
+        most_s = MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s)
+        confirming_s = min(ledger.confirming_s(), most_s) if ledger.fewest_confirming_s() <= most_s else 0.0
         return self.deadline_s - confirming_s - self._now_s()
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the study ends; None = no limit."""
+        return None if self.deadline_s is None else self.deadline_s - self._now_s()

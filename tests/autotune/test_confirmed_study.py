@@ -184,12 +184,12 @@ def test_exploring_ends_early_enough_for_confirming_within_the_wall_time() -> No
         assert proposal is not None
         proposal = replace(proposal, proposed_s=proposal.proposed_s - 10.0)
         study.finish(proposal, measured(proposal))
-    # Three contenders three times each, twice as long as the 10 s that a trial takes, are 180 s; at most a third is kept for them.
+    # Three contenders three times each, about as long as the 10 s that a trial takes; at most a third is kept for them.
     study.stopping.deadline_s = time.time() + 190.0
     following = study.propose()
     assert following is not None and following.phase is Phase.EXPLORE
     study.finish(following, measured(following))
-    study.stopping.deadline_s = time.time() + 1.0
+    study.stopping.deadline_s = time.time() + 0.95 * study._ledger.confirming_s()
     study.stopping._opened_s = study.stopping.deadline_s - 600.0
     following = study.propose()
     assert following is not None and following.phase is Phase.CONFIRM
@@ -247,6 +247,7 @@ def paying(confirm_step_s: float = 1.0, **budget: float) -> tuple[PoolStudy, lis
         "confirm": {"top": 2, "repeats": 3, "steps": 62},
     }
     study = open_pool(study_spec(pools=[pool], budget={"trials": 1000, "confidence": None, **budget}, **fields))
+    study.stopping.follow(lambda: sum(record.took_s for record in study.records), budget.get("wall_time_s"))
 
     def cost(proposal: Proposal) -> TrialResult:
         confirming = proposal.phase is Phase.CONFIRM
@@ -278,3 +279,12 @@ def test_confirming_ends_where_money_does() -> None:
         study, proposals = paying(confirm_step_s=step_s, trials=14, usd=1480.0)
         assert Counter(proposal.phase for proposal in proposals)[Phase.CONFIRM] == runs
         assert study.end_reason == "budget: 14 trials" and study.best is not None
+
+
+@pytest.mark.parametrize(("wall_s", "explored", "confirmed"), [(3300.0, 40, 3), (2400.0, 28, 2), (600.0, 11, 0)])
+def test_wall_time_is_kept_for_confirming_what_it_is_enough_for(wall_s: float, explored: int, confirmed: int) -> None:
+    """As with money; of 600 s a third is too little for one configuration and the baseline, so none of it is kept."""
+    study, proposals = paying(wall_time_s=wall_s)
+    runs = Counter(proposal.config for proposal in proposals if proposal.phase is Phase.CONFIRM)
+    assert (study.launched, list(runs.values())) == (explored, [3] * confirmed)
+    assert sum(record.took_s for record in study.records) < wall_s + 112.0
