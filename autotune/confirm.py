@@ -128,12 +128,13 @@ def next_config(
 def decide(chosen: Sequence[Contender], objective: Objective, repeats: int) -> Decision | None:
     """The winner among contenders that ran `repeats` times within all limits; None where nothing was confirmed.
 
-    Of those that are not told apart from the best, the one that draws least power.
+    Of those that are not told apart from the best, the one that draws least power. Nobody wins while one that has begun lacks runs:
+    where a budget ends there, those that were ahead in turn are not the better ones.
     """
-    confirmed = [contender for contender in chosen if len(contender.runs) >= repeats and not contender.failed(objective)]
-    if not confirmed:
+    holding = [contender for contender in chosen if contender.runs and not contender.failed(objective)]
+    if not holding or any(len(contender.runs) < repeats for contender in holding):
         return None
-    confirmed.sort(key=lambda contender: -float(contender.scores(objective).mean()))
+    confirmed = sorted(holding, key=lambda contender: -float(contender.scores(objective).mean()))
     leader = confirmed[0]
     tied = [leader, *(other for other in confirmed[1:] if not compare(leader, other, objective).decided)]
     winner = min(tied, key=_mean_power_w) if all(_mean_power_w(contender) < np.inf for contender in tied) else leader

@@ -288,3 +288,15 @@ def test_wall_time_is_kept_for_confirming_what_it_is_enough_for(wall_s: float, e
     runs = Counter(proposal.config for proposal in proposals if proposal.phase is Phase.CONFIRM)
     assert (study.launched, list(runs.values())) == (explored, [3] * confirmed)
     assert sum(record.took_s for record in study.records) < wall_s + 112.0
+
+
+def test_where_confirming_is_cut_short_the_baseline_does_not_win_for_having_run_more_often() -> None:
+    """Of four runs three are made: both of the baseline's, and one of a configuration ten times as fast."""
+    study = open_pool(study_spec(confirm={"top": 1, "repeats": 2}, budget={"trials": 4}))
+    for _ in range(4 + 3):
+        proposal = study.propose()
+        assert proposal is not None
+        baseline = proposal.config == study.baseline
+        study.finish(proposal, completed(1.0 if baseline else 0.1 + 0.05 * proposal.trial.number))
+    assert sorted(Counter(r.config for r in study.records if r.phase is Phase.CONFIRM).values()) == [1, 2]
+    assert study.best is not None and study.best.config != study.baseline
