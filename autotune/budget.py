@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.records import Phase, TrialRecord
 from autotune.spec_parts import Budget
@@ -14,6 +14,8 @@ from search_spaces.hardware import PoolSpec
 
 _JOULES_PER_KWH = 3.6e6
 _ROUNDING = 1e-9
+_TRIALS = "trials"
+_AMOUNTS = ("gpu_hours", "energy_kwh", "usd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,16 @@ class Spent:
     gpu_hours: float
     energy_kwh: float | None
     usd: float | None
+
+    def words(self) -> str:
+        """GPU-hours, energy and money, as far as they are known."""
+        amounts = (self.gpu_hours, "GPU-hours"), (self.energy_kwh, "kWh"), (self.usd, "USD")
+        return ", ".join(f"{amount:,.4g} {unit}" for amount, unit in amounts if amount is not None)
+
+    def times(self, count: float) -> Spent:
+        """What so many cost."""
+        kwh, usd = (None if amount is None else count * amount for amount in (self.energy_kwh, self.usd))
+        return replace(self, gpu_hours=count * self.gpu_hours, energy_kwh=kwh, usd=usd)
 
 
 def spent(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
@@ -59,12 +71,33 @@ def usual(records: Iterable[TrialRecord], pool: PoolSpec) -> Spent:
     )
 
 
-def used_up(budget: Budget, so_far: Spent) -> str:
-    """Which budget is used up, as the reason of the study's end; empty while none is."""
-    for unit, limit, used in _kept(budget, so_far):
-        if used >= limit:
-            return f"budget: {used:.4g} {unit}"
+def used_up(budget: Budget, so_far: Spent, exploring: Budget | None = None) -> str:
+    """Which budget is used up, as the reason of the study's end; empty while none is.
+
+    Args:
+        budget: All budgets.
+        so_far: What was spent.
+        exploring: The part of them that is not kept for confirming; none = all.
+    """
+    for (unit, limit, used), (_, most, _) in zip(_kept(budget, so_far), _kept(exploring or budget, so_far), strict=True):
+        if used >= most:
+            of = "" if unit == _TRIALS else f" of {limit:.4g}"
+            rest = ", the rest is for confirming" if used < limit else ""
+            return f"budget: {used:.4g} {unit}{of}{rest}"
     return ""
+
+
+def less(budget: Budget, taken: Spent, most: float = 1.0) -> Budget:
+    """What is left of GPU-hours, kWh and money where `taken` is set aside, of each budget at most the share `most`."""
+    limits = {name: getattr(budget, name) for name in _AMOUNTS}
+    left = {name: limit - min(getattr(taken, name) or 0.0, most * limit) for name, limit in limits.items() if limit is not None}
+    return budget.model_copy(update=left)
+
+
+def runs_paid(budget: Budget, each: Spent) -> float:
+    """How many runs of this cost GPU-hours, kWh and money pay for; infinite where none of them is bound or known."""
+    amounts = [(limit, cost) for unit, limit, cost in _kept(budget, each) if unit != _TRIALS and cost > 0]
+    return min((max(0.0, limit) / cost for limit, cost in amounts), default=math.inf)
 
 
 def affordable(budget: Budget, so_far: Spent, each: Spent) -> list[tuple[int, str]]:
@@ -85,7 +118,7 @@ def affordable(budget: Budget, so_far: Spent, each: Spent) -> list[tuple[int, st
 def _kept(budget: Budget, amounts: Spent) -> list[tuple[str, float, float]]:
     """Unit, limit and amount of every budget whose amount is known."""
     every = (
-        ("trials", budget.trials, amounts.trials),
+        (_TRIALS, budget.trials, amounts.trials),
         ("GPU-hours", budget.gpu_hours, amounts.gpu_hours),
         ("kWh", budget.energy_kwh, amounts.energy_kwh),
         ("USD", budget.usd, amounts.usd),

@@ -9,9 +9,11 @@ import numpy.typing as npt
 from optuna.distributions import BaseDistribution, IntDistribution
 
 from autotune.errors import NOTHING, SpecError
+from autotune.simulation import is_simulated
 from autotune.spec import StudySpec
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
+from search_spaces.gpus import gpu
 from search_spaces.hardware import PoolSpec
 from search_spaces.normalise import normalise
 from search_spaces.space import SearchSpace, SpaceTooLargeError
@@ -38,15 +40,25 @@ def plain_choices(table: CandidateTable) -> dict[str, list[Any]]:
     }
 
 
-def fingerprint(spec: StudySpec, table: CandidateTable) -> dict[str, object]:
+def fingerprint(spec: StudySpec, pool: PoolSpec, table: CandidateTable) -> dict[str, object]:
     """What must not change while a study's trials are kept."""
     return {
         "workload": table.workload.model_dump(mode="json"),
         "choices": plain_choices(table),
         "baseline": normalise(table.workload, spec.baseline).model_dump(mode="json", exclude_defaults=True),
         "launcher": spec.launcher,
+        "gpu": _gpu_name(spec, pool),
+        **({"seed": spec.seed} if is_simulated(spec) else {}),  # a twin's own
         **({"objective": list(spec.objective)} if spec.pareto else {}),
     }
+
+
+def _gpu_name(spec: StudySpec, pool: PoolSpec) -> str:
+    """A pool's kind of GPU, under one name however it is spelled."""
+    try:
+        return gpu(pool.gpu, spec.hardware.gpus).name
+    except KeyError:
+        return pool.gpu
 
 
 class Candidates:

@@ -18,6 +18,7 @@ from rich.text import Text
 from autotune.baseline import baseline_cautions, check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.guards import guards_of, keep
 from autotune.lacking import lacking_words
 from autotune.launchable import accepted
 from autotune.machines import check_config_limits, machines_of
@@ -30,6 +31,7 @@ from search_spaces.check import Verdict
 from search_spaces.choices import GROUPS, parse_value
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.hardware import PoolSpec
+from search_spaces.prediction import predict
 
 MegatronVersion = Literal["0.16", "0.19"]
 
@@ -59,7 +61,7 @@ class CheckedPool:
         pool: Pool name.
         world_size: Ranks of a trial.
         legal: Candidates that would be launched.
-        refused: Combinations refused, by rule of Megatron or of the launcher; one that breaks several may count for each.
+        refused: Combinations refused, by rule of Megatron, the launcher or a guard; one that breaks several may count for each.
         cautions: What nothing forbids and a person should know, a sentence each.
     """
 
@@ -228,7 +230,10 @@ def _known_gpus(spec: StudySpec) -> None:
 def _check_pool(spec: StudySpec, pool: PoolSpec, launcher: Launcher, megatron: MegatronVersion | None) -> CheckedPool:
     table = candidate_table(spec, pool, megatron)
     allowed, refused = accepted(table, launcher)
-    legal = int(allowed.sum())
-    lacking = lacking_words(machines_of(pool, spec.hardware).gpu, table, spec.baseline)
-    cautions = (*baseline_cautions(spec, pool, legal, megatron), *lacking)
-    return CheckedPool(pool_title(spec, pool), pool.world_size, legal, dict(Counter(table.refused) + refused), cautions)
+    machines = machines_of(pool, spec.hardware)
+    guards = guards_of(spec, pool, table.columns, predict(table.columns, machines)) if len(table) else []
+    kept, over = keep(allowed, guards)
+    lacking = lacking_words(machines.gpu, table, spec.baseline)
+    cautions = (*baseline_cautions(spec, pool, int(allowed.sum()), megatron), *lacking)
+    counted = dict(Counter(table.refused) + refused + over)
+    return CheckedPool(pool_title(spec, pool), pool.world_size, int(kept.sum()), counted, cautions)

@@ -128,12 +128,13 @@ def next_config(
 def decide(chosen: Sequence[Contender], objective: Objective, repeats: int) -> Decision | None:
     """The winner among contenders that ran `repeats` times within all limits; None where nothing was confirmed.
 
-    Of those that are not told apart from the best, the one that draws least power.
+    Of those that are not told apart from the best, the one that draws least power. Nobody wins while one that has begun lacks runs:
+    where a budget ends there, those that were ahead in turn are not the better ones.
     """
-    confirmed = [contender for contender in chosen if len(contender.runs) >= repeats and not contender.failed(objective)]
-    if not confirmed:
+    holding = [contender for contender in chosen if contender.runs and not contender.failed(objective)]
+    if not holding or any(len(contender.runs) < repeats for contender in holding):
         return None
-    confirmed.sort(key=lambda contender: -float(contender.scores(objective).mean()))
+    confirmed = sorted(holding, key=lambda contender: -float(contender.scores(objective).mean()))
     leader = confirmed[0]
     tied = [leader, *(other for other in confirmed[1:] if not compare(leader, other, objective).decided)]
     winner = min(tied, key=_mean_power_w) if all(_mean_power_w(contender) < np.inf for contender in tied) else leader
@@ -188,7 +189,7 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     runs: dict[TrialConfig, list[TrialRecord]] = {}
     for record in records:
         if record.phase is Phase.CONFIRM:
-            if record.outcome is not Outcome.LOST and not _repeated(record, records):
+            if record.outcome is not Outcome.LOST and not repeated(record, records):
                 runs.setdefault(record.config, []).append(record)
         elif record.outcome is Outcome.COMPLETED and (record.config not in explored or explored[record.config].contaminated):
             explored[record.config] = record
@@ -196,10 +197,17 @@ def _ranked(records: Sequence[TrialRecord], objective: Objective) -> list[Conten
     return [Contender(record, tuple(runs.get(record.config, ()))) for record in ranked]
 
 
-def _repeated(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
-    """Whether a disturbed confirming run was run once more, undisturbed, so that it need not count."""
+def repeated(record: TrialRecord, records: Sequence[TrialRecord]) -> bool:
+    """Whether a disturbed trial was run once more, undisturbed, so that it need not count; confirming runs apart from others."""
+    confirming = record.phase is Phase.CONFIRM
     later = records[records.index(record) + 1 :] if record.contaminated else ()
-    return any(other.config == record.config and other.phase is Phase.CONFIRM and not other.contaminated for other in later)
+    return any(
+        other.config == record.config
+        and (other.phase is Phase.CONFIRM) is confirming
+        and other.outcome is not Outcome.LOST
+        and not other.contaminated
+        for other in later
+    )
 
 
 def _reaches(contender: Contender, best: Contender, objective: Objective) -> bool:

@@ -18,9 +18,13 @@ _SPARE = 1.25  # steps may be faster than those that were measured
 
 def confirming_s(spec: StudySpec, pool: PoolSpec, records: Sequence[TrialRecord]) -> float:
     """Seconds that all confirming runs still to come may take; 0 before anything completed."""
-    run_s = _run_s(spec, records)
-    warming_s = spec.confirm.soak.timeout_s if tells_temperature(pool) else 0.0
-    return _runs_to_come(spec, records) * (run_s + warming_s) if run_s else 0.0
+    run_s = confirming_run_s(spec, records)
+    return _runs_to_come(spec, records) * (run_s + longest_soak_s(spec, pool)) if run_s else 0.0
+
+
+def longest_soak_s(spec: StudySpec, pool: PoolSpec) -> float:
+    """Longest time that a confirming run warms its GPUs up, where no budget shortens it."""
+    return spec.confirm.soak.timeout_s if tells_temperature(pool) else 0.0
 
 
 def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | None) -> Soaking | None:
@@ -36,7 +40,7 @@ def soaking(spec: StudySpec, records: Sequence[TrialRecord], left_s: float | Non
         return None
     if left_s is None:
         return rule
-    share_s = left_s / max(1, _runs_to_come(spec, records)) - _run_s(spec, records)
+    share_s = left_s / max(1, _runs_to_come(spec, records)) - confirming_run_s(spec, records)
     return rule.model_copy(update={"timeout_s": min(rule.timeout_s, max(0.0, share_s))})
 
 
@@ -60,8 +64,14 @@ def _runs_to_come(spec: StudySpec, records: Sequence[TrialRecord]) -> int:
     return max(0, (spec.confirm.top + 1) * spec.confirm.repeats - ended) if spec.confirm.top else 0
 
 
-def _run_s(spec: StudySpec, records: Sequence[TrialRecord]) -> float:
-    """Seconds of one that does not warm up, from the median explored trial; 0 before any."""
+def confirming_run_s(spec: StudySpec, records: Sequence[TrialRecord]) -> float:
+    """Seconds of a confirming run that does not warm up, from the median explored trial; 0 before any."""
     explored = [record for record in records if record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM]
-    seconds = statistics.median(record.took_s for record in explored) if explored else 0.0
-    return seconds * spec.confirm_steps / spec.measurement.steps
+    lasting = [_lasting_s(record, spec.confirm_steps) for record in explored if "step_time_s" in record.metrics]
+    return statistics.median(lasting) if lasting else 0.0
+
+
+def _lasting_s(record: TrialRecord, steps: int) -> float:
+    """Seconds that a trial would have taken with so many steps: what came besides its steps, and these at their median."""
+    stepping_s = sum(step.step_s for step in record.steps)
+    return max(0.0, record.took_s - stepping_s) + steps * record.metrics["step_time_s"]

@@ -12,6 +12,11 @@ _values.maxstring = _values.maxother = 70
 _values.maxdict = 3
 
 
+def shown(value: object) -> str:
+    """A value as messages show it: at most a line of it."""
+    return _values.repr(value)
+
+
 class AutotuneError(Exception):
     """Root of all errors that the command line shows without a traceback.
 
@@ -28,7 +33,7 @@ class SpecError(AutotuneError):
     """A study file or option is wrong: field, value (`NOTHING` where there is none) and hint. Exit code 2."""
 
     def __init__(self, field: str, value: object, problem: str, hint: str = "") -> None:
-        got = repr(str(value)) if isinstance(value, Path) else _values.repr(value)
+        got = repr(str(value)) if isinstance(value, Path) else shown(value)
         super().__init__(f"{field}: {problem}" + ("" if value is NOTHING else f" (got {got})"), hint)
         self.field = field
         self.value = value

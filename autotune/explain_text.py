@@ -76,7 +76,7 @@ def _slack(winner: TrialRecord, objective: Objective) -> str:
     """What the winner measured of each limit, and the share of the limit that is left."""
     bounds = {judged_on(name, winner.metrics): bound for name, bound in objective.limits.items()}
     measured = {name: f" {winner.metrics[name]:,.4g} ({bound})" for name, bound in bounds.items() if name in winner.metrics}
-    slack = [f"{name}{measured.get(name, '')}: {share:.1%}" for name, share in objective.slack(winner.metrics).items()]
+    slack = [f"{name}{measured.get(name, '')}: {share + 0.0:.1%}" for name, share in objective.slack(winner.metrics).items()]
     return f"Room left to each limit, as a share of it: {', '.join(slack)}." if slack else ""
 
 

@@ -80,7 +80,7 @@ class Forecast:
             return bought
         gain = self.gain
         expected = f"expected gain {gain.expected:.1%} (80 %: {gain.low:.1%} to {gain.high:.1%})"
-        return f"{bought}; {expected}, of the next trial {gain.following:.1%}; {gain.chance:.0%} chance that any gains 1 %"
+        return f"{bought}; {expected}, of the next trial {gain.following:.1%}; at most {gain.chance:.0%} chance that any gains 1 %"
 
 
 def forecast_of(

@@ -7,6 +7,7 @@ windows they may pass it by the band of the power model.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from search_spaces.wall_power import NodePower
 Floats = npt.NDArray[np.float64]
 
 _SETTLED_S = 1.0
+_PREFIX = "guard_"
+_OWN_GUARD = f"{_PREFIX}gpu_power_guard_w"
 
 
 class UnkeptGuardError(SpecError):
@@ -84,14 +87,14 @@ def guards_of(spec: StudySpec, pool: PoolSpec, columns: Columns, predictions: Pr
     found = []
     if spec.gpu_power_guard_w is not None:
         board_w = _enforced_w(columns, predictions, 1.0) * predictions.machines.gpu.dies_per_package
-        found.append(Guard("guard_gpu_power_guard_w", spec.gpu_power_guard_w, board_w, "a GPU"))
+        found.append(Guard(_OWN_GUARD, spec.gpu_power_guard_w, board_w, "a GPU"))
     node = NodePower.of(pool, predictions.machines.gpu)
     for domain, fed in domains:
         device_w = _enforced_w(columns, predictions, domain.window_s)
         if domain.bound == "predicted":
             device_w = np.minimum(device_w, predictions.peak_power_w * (1.0 + PEAK_BAND))
         upper_w = np.asarray(node.wall_w(device_w * pool.gpus_per_node * fed, fed))
-        found.append(Guard(f"guard_{domain.name}", domain.limit_w, upper_w, f"at the wall, {domain.name}"))
+        found.append(Guard(f"{_PREFIX}{domain.name}", domain.limit_w, upper_w, f"at the wall, {domain.name}"))
     return found
 
 
@@ -114,6 +117,15 @@ def _enforced_w(columns: Columns, predictions: Predictions, window_s: float) -> 
     return np.asarray(enforced * (1.0 if window_s >= _SETTLED_S else 1.0 + PEAK_BAND), dtype=float)
 
 
+def keep(allowed: npt.NDArray[np.bool_], guards: Sequence[Guard]) -> tuple[npt.NDArray[np.bool_], Counter[str]]:
+    """Which of the allowed candidates keep every guard, bool (rows,), and how many each guard refuses of those before it left."""
+    refused: Counter[str] = Counter()
+    for guard in guards:
+        refused[guard.name] += int((allowed & ~guard.kept).sum())
+        allowed = allowed & guard.kept
+    return allowed, +refused
+
+
 def check_someone_can(guards: Sequence[Guard]) -> None:
     """Refuse guards that no candidate can keep.
 
@@ -122,9 +134,11 @@ def check_someone_can(guards: Sequence[Guard]) -> None:
     """
     for guard in guards:
         if len(guard.upper_w) and not guard.kept.any():
-            field = guard.name.removeprefix("guard_")
+            own = guard.name == _OWN_GUARD
+            field = guard.name.removeprefix(_PREFIX) if own else f"power_domains.{guard.name.removeprefix(_PREFIX)}"
             problem = (
                 f"nothing can be launched under {guard.limit_w:,.0f} W: {guard.of} may draw {guard.upper_w.min():,.0f} W or more"
             )
-            hint = "search lower values of gpu_power_limit_w (`autotune plan` shows them), or give the domain `bound: predicted`"
+            hint = "search lower values of gpu_power_limit_w"
+            hint += "" if own else " (`autotune plan` shows them), or give the domain `bound: predicted`"
             raise UnkeptGuardError(field, guard.limit_w, problem, hint)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from autotune.guards import check_someone_can, guards_of
+from autotune.guards import check_someone_can, guards_of, keep
 from autotune.refit import Refit
 from autotune.spec import StudySpec
 from launchers.base import Launcher
@@ -37,9 +37,8 @@ class Launchable:
         self._spec, self._pool, self._launcher, self._table, self._refit = spec, pool, launcher, table, refit
         guards = guards_of(spec, pool, table.columns, refit.predictions()) if len(table) else []
         check_someone_can(guards)
-        for guard in guards:
-            self.refused[guard.name] += int((self.allowed & ~guard.kept).sum())
-            self.allowed &= guard.kept
+        self.allowed, over = keep(self.allowed, guards)
+        self.refused += over
 
     def violations(self, config: TrialConfig) -> list[Violation]:
         """Megatron's rules, the launcher's, or the study's guards that a configuration breaks, in the table or not."""

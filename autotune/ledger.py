@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autotune.budget import Spent, spent, usual
-from autotune.confirm import Contender, Decision, contenders, decide
+from autotune.budget import Spent, spent, used_up, usual
+from autotune.confirm import Contender, Decision, contenders, decide, repeated
+from autotune.confirm_budget import affordable_contenders, contenders_in_time, exploring_budget, fewest_confirming_s
 from autotune.confirm_time import confirming_s
 from autotune.objective import Objective
 from autotune.pareto import Point, front_contenders, front_of, hypervolume, values_of, worst_values
@@ -15,6 +16,7 @@ from autotune.power_domains import domain_limits
 from autotune.racing import beaten_step_s
 from autotune.records import Phase, TrialRecord
 from autotune.spec import StudySpec
+from autotune.spec_parts import Budget
 from launchers.outcome import Outcome
 from search_spaces.candidates import CandidateTable
 from search_spaces.config import TrialConfig
@@ -44,10 +46,9 @@ class Ledger:
         measured = [record for record in records if record.outcome is Outcome.COMPLETED]
         if measured:
             self._relative_to(min(measured, key=lambda record: record.phase is not Phase.BASELINE))
-        # What was attached to some of them later may be a term or a limit: then all are worth something else than they were told.
-        judged_anew = any(record.attached for record in records)
+        # Objective and limits may have been edited since, or watts attached: all are worth what they are worth now.
         for record in records:
-            self.add(self.valued(record) if judged_anew and record.outcome is Outcome.COMPLETED else record)
+            self.add(self.valued(record) if record.outcome is Outcome.COMPLETED else record)
 
     @property
     def spent(self) -> Spent:
@@ -109,9 +110,17 @@ class Ledger:
             found.append(f"budget: energy_kwh is not kept, because no trial on pool {pool} could tell its energy.")
         return found
 
+    def exploring_budget(self) -> Budget:
+        """The budget without what is kept for confirming."""
+        return exploring_budget(self._spec, self._pool, self.records)
+
     def confirming_s(self) -> float:
         """Seconds that the confirming runs still to come may take; 0 before anything completed."""
         return confirming_s(self._spec, self._pool, self.records)
+
+    def fewest_confirming_s(self) -> float:
+        """Seconds below which confirming shows nothing."""
+        return fewest_confirming_s(self._spec, self.records)
 
     def beaten_step_s(self, workload: Workload) -> float | None:
         """Step seconds that a trial has to reach to be of use; None where nothing can be said yet. See `racing`.
@@ -127,7 +136,14 @@ class Ledger:
         if self.objective is None:
             return []
         choose = front_contenders if self._spec.pareto else contenders
-        return choose(self.records, self.objective, self._spec.confirm)
+        chosen = choose(self.records, self.objective, self._spec.confirm)
+        return affordable_contenders(chosen, self.objective, self._spec, self._pool, self.records)
+
+    def to_confirm(self, left_s: float | None) -> list[Contender]:
+        """The contenders whose runs end in `left_s` (None = no limit); nobody where GPU-hours, energy or money is used up."""
+        if self.objective is None or used_up(self._spec.budget, replace(self.spent, trials=0)):
+            return []
+        return contenders_in_time(self.contenders(), self.objective, self._spec, self.records, left_s)
 
     def decision(self) -> Decision | None:
         """The confirmed winner; None before there is one, and in a Pareto study."""
@@ -152,13 +168,18 @@ class Ledger:
         if (decision := self.decision()) is not None:
             return decision.winner
         beaten = {contender.config for contender in self.contenders() if self.objective and contender.failed(self.objective)}
-        within = [record for record in self.records if _within_limits(record) and record.config not in beaten]
+        explored = [record for record in self._completed() if record.phase is not Phase.CONFIRM and record.config not in beaten]
+        within = [record for record in explored if not record.violations]
         return max(within, key=lambda record: record.value or 0.0, default=None)
 
     def nearest(self) -> TrialRecord | None:
         """The completed trial that crosses the limits least; None where nothing completed."""
+        return min(self._completed(), key=self.infeasibility, default=None)
+
+    def _completed(self) -> list[TrialRecord]:
+        """Completed trials but disturbed ones that were run again: they may keep limits that their configuration crosses."""
         completed = [record for record in self.records if record.outcome is Outcome.COMPLETED]
-        return min(completed, key=self.infeasibility, default=None)
+        return [record for record in completed if not repeated(record, self.records)]
 
     def explained(self, table: CandidateTable, predictions: Predictions | None, refusals: Refusals) -> list[str]:
         """What explains the winner, a line each; nothing where there is none, or several in a Pareto study.
@@ -184,7 +205,3 @@ class Ledger:
             spec, domains = self._spec, domain_limits(self._spec.power_domains, self._pool)
             self.objective = Objective(spec.objective, spec.limits, record.metrics, domains, spec.pareto)
         return self.objective
-
-
-def _within_limits(record: TrialRecord) -> bool:
-    return record.outcome is Outcome.COMPLETED and record.phase is not Phase.CONFIRM and not record.violations

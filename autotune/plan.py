@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
+from autotune.guards import guards_of, keep
 from autotune.hf_model import shapes_of
 from autotune.machines import find_gpu, machines_of
 from autotune.outlook import memory_of
@@ -47,12 +48,13 @@ class PoolPlan:
         gpu: Name of the device in hardware.yaml.
         table: Megatron's legal candidates.
         predictions: Of every row of the table.
-        ranking: Rows that fit or are at risk, most tokens/s per GPU times the chance of fitting first, as tuning begins.
+        ranking: Rows that fit or are at risk and keep the study's guards, where any does, most tokens/s per GPU times the chance of
+            fitting first, as tuning begins.
         verdicts: Rows by memory verdict.
         too_large: Rows that do not fit, by the largest component of their fullest stage.
         nodes: Nodes of a trial.
         choices: What each per-GPU power limit gives, most tokens/s first; empty where nothing asks for it.
-        lacking: What candidates ask for that the device does not have, one sentence each; they are not predicted.
+        lacking: What candidates ask for that the device does not have or a guard does not allow, one sentence each.
         cautions: What nothing forbids and a person should know, a sentence each.
     """
 
@@ -137,9 +139,10 @@ def plan_pool(
     possible, lacking = _possible(table, machines)
     fits = predictions.fits[possible]
     kept = possible[fits != DOES_NOT_FIT]
+    launchable, over = _within_guards(spec, pool, table, predictions, kept)
     none = np.zeros(0, dtype=np.intp)
     expected = predictions.tokens_per_s_per_gpu * memory_of(table, predictions).fits(none, none)
-    order = np.argsort(-expected[kept], kind="stable")
+    order = np.argsort(-expected[launchable], kind="stable")
     asked = compares_power(spec)
     names, counts = np.unique(fits, return_counts=True)
     return PoolPlan(
@@ -147,12 +150,12 @@ def plan_pool(
         gpu=machines.gpu.name,
         table=table,
         predictions=predictions,
-        ranking=kept[order],
+        ranking=launchable[order],
         verdicts=dict(zip(names.tolist(), counts.tolist(), strict=True)),
         too_large=predictions.memory.deciding(possible[fits == DOES_NOT_FIT]),
         nodes=pool.nodes,
         choices=tuple(power_choices(pool, table, predictions, kept, spec.power_domains)) if asked else (),
-        lacking=lacking,
+        lacking=(*lacking, *over),
     )
 
 
@@ -166,6 +169,20 @@ def _possible(table: CandidateTable, machines: Machines) -> tuple[npt.NDArray[np
             lacking.append(f"{broken.sum():,} candidates are not predicted: {finding.text}.")
             able &= ~broken
     return np.flatnonzero(able), tuple(lacking)
+
+
+def _within_guards(
+    spec: StudySpec, pool: PoolSpec, table: CandidateTable, predictions: Predictions, rows: npt.NDArray[np.intp]
+) -> tuple[npt.NDArray[np.intp], tuple[str, ...]]:
+    """Of some rows those that the study's guards let be launched, all where none may, and what to know of the others."""
+    allowed = np.isin(np.arange(len(table)), rows)
+    able, over = keep(allowed, guards_of(spec, pool, table.columns, predictions))
+    if not over:
+        return rows, ()
+    guards = ", ".join(f"{name} {count:,}" for name, count in over.items())
+    if not able.any():
+        return rows, (f"None of these may be launched as its power limit is: {guards}. Search lower values of gpu_power_limit_w.",)
+    return np.flatnonzero(able), (f"{over.total():,} candidates that may fit are left out: none may be launched ({guards}).",)
 
 
 def compares_power(spec: StudySpec) -> bool:

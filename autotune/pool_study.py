@@ -94,7 +94,7 @@ class PoolStudy:
         self._first_predictions = cache(partial(predictor, self.table.columns) if predictor else self.refit.predictions)
         earlier = earlier_studies(spec, pool, storage, self.name)
         self._sampler = candidate_sampler(spec, self.candidates, self._first_predictions, Earlier(earlier, predictor))
-        kept = fingerprint(spec, self.table), directions(spec), to_keep(spec, pool, earlier)
+        kept = fingerprint(spec, pool, self.table), directions(spec), to_keep(spec, pool, earlier)
         self._optuna = open_study(storage, self.name, self._sampler, *kept)
         self._attempts = Attempts()
         self._baseline_due = True
@@ -177,14 +177,14 @@ class PoolStudy:
 
     def _confirm(self) -> Proposal | None:
         """The next confirming trial; the study ends where none is left."""
-        chosen = [contender for contender in self._ledger.contenders() if not self._attempts.used_up(contender.config)]
+        may = self._ledger.to_confirm(self.stopping.seconds_left())
+        chosen = [contender for contender in may if not self._attempts.used_up(contender.config)]
         running = [proposal.config for proposal in self._running]
         if self._ledger.objective is not None:
             config = next_config(chosen, running, self._spec.confirm.repeats, self._ledger.objective)
             if config is not None:
                 return self._proposal(self._ask(config), config, Phase.CONFIRM)
-        if not self._running:
-            self.end_reason = self._explored
+        self.end_reason = self.end_reason or ("" if self._running else self._explored)
         return None
 
     def finish(self, proposal: Proposal, result: TrialResult, stopped_by_user: bool = False) -> TrialRecord:

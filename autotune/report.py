@@ -178,7 +178,7 @@ def _counts(result: PoolResults) -> str:
     rules = ", ".join(f"{name} {count}" for name, count in result.refusals.most_common(5))
     raced = [record.metrics[SAVED] for record in result.records if SAVED in record.metrics]
     saved = f" Racing ended {len(raced)} of them early and saved {sum(raced):,.0f} s." if raced else ""
-    return f"Trials: {ended or 'none'}.{saved}" + (f" Refused by rule: {rules}." if rules else "")
+    return f"Trials: {ended or 'none'}.{saved} Spent: {result.spent.words()}." + (f" Refused by rule: {rules}." if rules else "")
 
 
 def results_json(results: Sequence[PoolResults], *, trials: bool = False) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ from autotune.machines import check_hardware, check_limits
 from autotune.objective import DEFAULT_WEIGHTS
 from autotune.power_domains import check_domains
 from autotune.spec_checks import check_budget, check_metrics
-from autotune.spec_errors import nearest, spec_error, wrong
-from autotune.spec_file import read_yaml
+from autotune.spec_errors import field_error, nearest, spec_error, wrong
+from autotune.spec_file import odd_numbers, read_yaml
 from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part, PowerDomain
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
@@ -69,7 +69,7 @@ class StudySpec(Part):
         search: Knob -> choices.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
         pareto: Whether the terms are not summed: one direction each, by the sign of the weight, and a front as the answer.
-        limits: Bounds on metrics of the answer; they may be crossed while exploring.
+        limits: Bounds on metrics of the answer, e.g. `gpu_mean_power_w: {max: 560}`; they may be crossed while exploring.
         gpu_power_guard_w: Watts that no GPU may draw over a second, in any launch; see `autotune.guards`.
         confirm: How the winner is chosen among the best.
         budget: When the study ends.
@@ -114,11 +114,13 @@ class StudySpec(Part):
         return self
 
     @model_validator(mode="after")
-    def _a_front_has_directions(self) -> Self:
+    def _the_objective_has_directions(self) -> Self:
         if self.pareto and len(self.objective) < 2:  # noqa: PLR2004
             raise wrong("objective", self.objective, "has one term, and a front needs two", "name a second metric")
+        hint = "give a positive weight where more is better, else a negative one"
+        if not any(self.objective.values()):
+            raise wrong("objective", self.objective, "weighs nothing", hint)
         if self.pareto and (flat := [name for name, weight in self.objective.items() if weight == 0]):
-            hint = "give a positive weight where more is better, else a negative one"
             raise wrong(f"objective.{flat[0]}", 0, "has no direction", hint)
         return self
 
@@ -253,9 +255,12 @@ def _validated(data: dict[str, Any], overrides: dict[str, Any]) -> StudySpec:
         elif value is not None:
             data[key] = value
     try:
-        return StudySpec.model_validate(data)
+        spec = StudySpec.model_validate(data)
     except ValidationError as error:
         raise spec_error(error, StudySpec) from None
+    for place, value, problem in odd_numbers(data, spec.model_dump(exclude={"search"})):
+        raise field_error(place, value, problem, StudySpec)
+    return spec
 
 
 def study_file(text: str) -> Path:

@@ -57,6 +57,11 @@ def spec_error(error: ValidationError, model: type[BaseModel]) -> SpecError:
     return SpecError(field, _value(first), problem, advice)
 
 
+def field_error(location: Sequence[int | str], value: object, problem: str, model: type[BaseModel]) -> SpecError:
+    """What is wrong with the field at a location."""
+    return SpecError(_path(location), value, problem, _meaning(location, model) or _WRITE_ONE)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of the known names, or all of them where none is near."""
     names = list(known)
@@ -111,7 +116,7 @@ def _hint(detail: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _meaning(location: Sequence[int | str], model: type[BaseModel]) -> str:
-    """What the field is, from its model's docstring."""
+    """What the field is, from its model's docstring, or what the study's field around it is."""
     names = [part for part in location if isinstance(part, str)]
     if not names:
         return ""
@@ -119,7 +124,9 @@ def _meaning(location: Sequence[int | str], model: type[BaseModel]) -> str:
     if owner is TrialConfig:
         return f"{name}: {knobs()[name].description}"
     found = re.search(rf"^    {re.escape(name)}: ((?:.+\n?)(?:^ {{8}}.+\n?)*)", inspect.getdoc(owner) or "", re.MULTILINE)
-    return f"{name}: {' '.join(found.group(1).split())}" if found else ""
+    if found:
+        return f"{name}: {' '.join(found.group(1).split())}"
+    return _meaning(names[:1], model) if len(names) == 2 else ""  # noqa: PLR2004  a name of the study's own, such as a metric's
 
 
 def _model_at(location: Sequence[int | str], model: type[BaseModel]) -> type[BaseModel]:

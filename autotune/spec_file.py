@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict) or not all(isinstance(key, str) for key in data):
         raise SpecError("study file", path, "is not a mapping of fields to values", _WRITE_ONE)
     return data
+
+
+def odd_numbers(given: Any, kept: Any, place: tuple[int | str, ...] = ()) -> Iterator[tuple[tuple[int | str, ...], Any, str]]:
+    """Numbers that were given as true or false, or are not finite: where, what was given, and what is wrong.
+
+    Args:
+        given: What a file holds.
+        kept: What it was read as; true and false count as 1 and 0 there.
+        place: Keys and positions that lead to both.
+    """
+    if isinstance(given, Mapping) and isinstance(kept, Mapping):
+        for key in given.keys() & kept.keys():
+            yield from odd_numbers(given[key], kept[key], (*place, key))
+    elif isinstance(given, list | tuple) and isinstance(kept, list | tuple):
+        for position, (one, other) in enumerate(zip(given, kept, strict=False)):
+            yield from odd_numbers(one, other, (*place, position))
+    elif isinstance(kept, int | float) and not isinstance(kept, bool):
+        if isinstance(given, bool):
+            yield place, given, "must be a number, not true or false"
+        elif not math.isfinite(kept):
+            yield place, given, "must be a finite number"
 
 
 def _text(path: Path) -> str:

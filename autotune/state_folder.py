@@ -57,10 +57,14 @@ class StateFolder:
         """
         return load_study(self.path / _SPEC)
 
-    def write_best(self, pool: str, record: TrialRecord, notes: Sequence[str] = ()) -> None:
-        """The best configuration so far of one pool, with what must be said of it; there from the first completed trial on."""
+    def write_best(self, pool: str, record: TrialRecord | None, notes: Sequence[str] = ()) -> None:
+        """The best configuration so far of one pool, with what must be said of it; no file where nothing is."""
+        path = self.path / f"best-{pool}.json"
+        if record is None:
+            path.unlink(missing_ok=True)
+            return
         best = {"trial": record.number, "config": record.config.changed(), "argv": record.argv, "metrics": dict(record.metrics)}
-        _write(self.path / f"best-{pool}.json", json.dumps({**best, "notes": list(notes)}, indent=2) + "\n")
+        _write(path, json.dumps({**best, "notes": list(notes)}, indent=2) + "\n")
 
     def driver(self) -> Driver | None:
         """The driver that is running on this machine now; None where none is."""

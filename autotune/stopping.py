@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from autotune.acquisition import Choice
 from autotune.budget import used_up
+from autotune.confirm_budget import MOST_FOR_CONFIRMING
 from autotune.forecast import Forecast, forecast_of
 from autotune.ledger import Ledger
 from autotune.spec import StudySpec
 
-_MOST_FOR_CONFIRMING = 1 / 3
 _FEWEST_TO_CONVERGE = 8
 _SURE_IN_A_ROW = 3
 
@@ -47,7 +47,7 @@ class Stopping:
             return "budget: wall time, less what confirming takes"
         so_far = ledger.spent
         return self._converged(so_far.trials, outlook) or used_up(
-            self._spec.budget, replace(so_far, trials=so_far.trials + running)
+            self._spec.budget, replace(so_far, trials=so_far.trials + running), ledger.exploring_budget()
         )
 
     def _converged(self, trials: int, outlook: Choice | None) -> str:
@@ -74,7 +74,7 @@ class Stopping:
             untried: Candidates that are left after it.
             outlook: What it promises; see `CandidateSampler.outlook`.
         """
-        return forecast_of(self._spec.budget, ledger, self._left_s(ledger), running, untried, outlook)
+        return forecast_of(ledger.exploring_budget(), ledger, self._left_s(ledger), running, untried, outlook)
 
     def _left_s(self, ledger: Ledger) -> float | None:
         """Seconds left for exploring, less than none where it is over: confirming is kept its time, but never most of the study's.
@@ -83,5 +83,10 @@ class Stopping:
         """
         if self.deadline_s is None:
             return None
-        confirming_s = min(ledger.confirming_s(), _MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s))
+        most_s = MOST_FOR_CONFIRMING * (self.deadline_s - self._opened_s)
+        confirming_s = min(ledger.confirming_s(), most_s) if ledger.fewest_confirming_s() <= most_s else 0.0
         return self.deadline_s - confirming_s - self._now_s()
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the study ends; None = no limit."""
+        return None if self.deadline_s is None else self.deadline_s - self._now_s()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -16,7 +16,7 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
-from autotune.errors import InfrastructureError, SpecError
+from autotune.errors import NOTHING, InfrastructureError, SpecError, shown
 from autotune.filesystem import is_network_filesystem, lock_report
 
 Direction = Literal["maximize", "minimize"]
@@ -27,6 +27,8 @@ _MOST_RACES = 5
 _CONNECT_S = 15
 _BLOCK_BYTES = 65536
 _LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
+# Where the parts of a fingerprint stand in a study file: a workload's fields are its own.
+_FIELDS = {"workload": "", "choices": "search", "gpu": "pool's gpu"}
 
 
 def open_storage(url: str | None, state_folder: Path, *, wait_s: float = WAIT_S, mounts: str | None = None) -> BaseStorage:
@@ -185,7 +187,7 @@ def open_study(
         storage: Where it is kept.
         name: Its name.
         sampler: What proposes.
-        fingerprint: What must not change between openings.
+        fingerprint: What must not change between openings; a study of an earlier version need not hold all of it.
         directions: One for each value that a trial is told.
         attributes: What is kept with a study that is created.
 
@@ -205,8 +207,23 @@ def open_study(
         for attribute, value in {**attributes, "fingerprint": fingerprint}.items():
             study.set_user_attr(attribute, value)
         return study
-    changed = [key for key in fingerprint if known.get(key) != fingerprint[key]]
+    changed = [key for key in fingerprint if key in known and known[key] != fingerprint[key]]
     if changed:
-        problem = f"the storage holds a study of this name with another {' and '.join(changed)}"
-        raise SpecError("name", name, problem, "give the study another name, or another state folder")
+        parts = (part for key in changed for part in _changes(_FIELDS.get(key, key), known.get(key), fingerprint[key]))
+        problem = f"the storage holds a study of this name with another {' and '.join(changed)}: {'; '.join(parts)}"
+        raise SpecError("name", name, problem, "give the study another name, or another state folder; or undo the change")
     return study
+
+
+def _changes(name: str, kept: object, wanted: object) -> Iterator[str]:
+    """What differs below a field of the study file, each innermost field with the kept and the wanted value."""
+    if not (isinstance(kept, Mapping) and isinstance(wanted, Mapping)):
+        yield f"{name.removeprefix('.') or 'workload'} was {_shown(kept)}, now {_shown(wanted)}"
+        return
+    for key in dict.fromkeys((*kept, *wanted)):
+        if kept.get(key, NOTHING) != wanted.get(key, NOTHING):
+            yield from _changes(f"{name}.{key}", kept.get(key, NOTHING), wanted.get(key, NOTHING))
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is NOTHING else shown(value)

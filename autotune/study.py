@@ -225,8 +225,7 @@ def _run(
 ) -> list[PoolResults]:
     def on_record(study: PoolStudy, record: TrialRecord) -> None:
         tracker.log_trial(record)
-        if (best := study.best) is not None and best.number == record.number:
-            folder.write_best(pool_key(spec, study.pool), record, note(spec))
+        _keep_best(spec, folder, study)
         listener.ended(study, record)
 
     studies = open_studies(spec, folder, storage, on_record, address)
@@ -242,8 +241,14 @@ def _run(
                 study.end_reason = study.end_reason or STOPPED_BY_USER
     for study in studies:
         study.close()
+        _keep_best(spec, folder, study)
         runs[study.name].close()
     return [study.results() for study in studies]
+
+
+def _keep_best(spec: StudySpec, folder: StateFolder, study: PoolStudy) -> None:
+    """The best need not be the trial that has just ended: confirming may show that of another one."""
+    folder.write_best(pool_key(spec, study.pool), study.best, note(spec))
 
 
 def _gpus(spec: StudySpec) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ _FEWEST_PER_STEP = 2
 _SAMPLES_PER_EVENT = 8
 _FLAKY, _BRAKED = 0.01, 0.01
 _LOSS, _LEARNING = 10.0, 0.02
+# Reasons that a vendor's devices tell, and that no twin has.
+_NEVER = {"nvidia": (Throttle.HW_THERMAL, Throttle.SYNC_BOOST, Throttle.OTHER), "amd": (Throttle.HW_THERMAL,)}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -143,5 +145,8 @@ def _sample(job: dict[str, Any], played: Soak, step: int, gpu: int, time_s: floa
         utilization=1.0,
         memory_used_gib=round(job["load"]["memory_gib"], 2),
         power_limit_w=(job["limit_w"] or own["tdp_w"]) * dies,
-        throttle_s={reason: round(float(so_far[step][gpu]), 2) for reason, so_far in seconds},
+        throttle_s={
+            **dict.fromkeys(_NEVER[own["vendor"]], 0.0),
+            **{reason: round(float(so_far[step][gpu]), 2) for reason, so_far in seconds},
+        },
     )

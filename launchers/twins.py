@@ -194,6 +194,7 @@ class SimulatedLauncher:
             "load": asdict(load),
             "gpu": {
                 "name": gpu.name,
+                "vendor": gpu.vendor,
                 "idle_w": gpu.idle_w / gpu.dies_per_package,
                 "tdp_w": gpu.tdp_w / gpu.dies_per_package,
                 "dies_per_package": gpu.dies_per_package,

@@ -190,9 +190,11 @@ def parse_value(name: str, value: Any) -> Any:
     wanted = tuple(value) if isinstance(value, list) else value
     for candidate in (wanted, None) if value == "none" else (wanted,):
         try:
-            return getattr(TrialConfig.model_validate({name: candidate}), name)
+            read = getattr(TrialConfig.model_validate({name: candidate}), name)
         except ValidationError:
             continue
+        if not isinstance(value, bool) or isinstance(read, bool):  # true is no 1
+            return read
     raise ValueError(f"{name} cannot be {value!r} ({TrialConfig.model_fields[name].annotation})")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from autotune.storage import open_storage
 from autotune.study import driving
 from launchers.outcome import Outcome
 from search_spaces.config import TrialConfig
+from tests.conftest import ROOT
 
 from .study_cases import POOL, completed, failed, open_pool, study_data, study_spec
 
@@ -200,3 +203,8 @@ def test_a_name_that_is_no_knob_is_answered_with_what_was_meant(setting, words):
     result = run("check", "quickstart", "--set", setting)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_the_package_runs_as_a_module():
+    shown = subprocess.run([sys.executable, "-m", "autotune", "--version"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("autotune ")

@@ -18,7 +18,17 @@ from autotune.records import Phase, TrialResult
 from autotune.report import final_report
 from autotune.settling import Settled
 from launchers.outcome import Outcome
-from tests.autotune.study_cases import completed, failed, open_pool, record, run_to_end, step_seconds, study_spec
+from tests.autotune.study_cases import (
+    SMALL_SEARCH,
+    completed,
+    failed,
+    open_pool,
+    record,
+    run_to_end,
+    step_seconds,
+    steps_of,
+    study_spec,
+)
 
 CONFIRM: dict[str, Any] = {"confirm": {"top": 2, "repeats": 3}, "budget": {"trials": 12}}
 
@@ -174,12 +184,12 @@ def test_exploring_ends_early_enough_for_confirming_within_the_wall_time() -> No
         assert proposal is not None
         proposal = replace(proposal, proposed_s=proposal.proposed_s - 10.0)
         study.finish(proposal, measured(proposal))
-    # Three contenders three times each, twice as long as the 10 s that a trial takes, are 180 s; at most a third is kept for them.
+    # Three contenders three times each, about as long as the 10 s that a trial takes; at most a third is kept for them.
     study.stopping.deadline_s = time.time() + 190.0
     following = study.propose()
     assert following is not None and following.phase is Phase.EXPLORE
     study.finish(following, measured(following))
-    study.stopping.deadline_s = time.time() + 1.0
+    study.stopping.deadline_s = time.time() + 0.95 * study._ledger.confirming_s()
     study.stopping._opened_s = study.stopping.deadline_s - 600.0
     following = study.propose()
     assert following is not None and following.phase is Phase.CONFIRM
@@ -227,3 +237,66 @@ def test_one_run_before_its_gpus_were_warm_is_one_and_a_lost_one_was_never_measu
     assert [ended.number for ended in lost] == [seen[1].trial.number]
     first = seen[0].trial.number
     assert f"1 confirming run was measured before its GPUs were warm; trial {first}: temperatures {why}." in text(study)
+
+
+def paying(confirm_step_s: float = 1.0, **budget: float) -> tuple[PoolStudy, list[Proposal]]:
+    """Four ranks that cost 1 USD a second; 50 s of start-up, then 8 steps of a second, or 62 for confirming."""
+    pool = {"name": "laptop", "gpu": "cpu", "gpus_per_node": 4, "usd_per_gpu_hour": 900.0}
+    fields = {
+        "search": {**SMALL_SEARCH, "recompute": ["none", "selective", "full"]},
+        "confirm": {"top": 2, "repeats": 3, "steps": 62},
+    }
+    study = open_pool(study_spec(pools=[pool], budget={"trials": 1000, "confidence": None, **budget}, **fields))
+    study.stopping.follow(lambda: sum(record.took_s for record in study.records), budget.get("wall_time_s"))
+
+    def cost(proposal: Proposal) -> TrialResult:
+        confirming = proposal.phase is Phase.CONFIRM
+        step_s = confirm_step_s if confirming else 1.0
+        steps = tuple(replace(step, step_s=step_s) for step in steps_of(step_s, 62 if confirming else 8))
+        return TrialResult(Outcome.COMPLETED, "", steps, virtual_s=50.0 + step_s * len(steps))
+
+    return study, run_to_end(study, cost)
+
+
+@pytest.mark.parametrize(
+    ("name", "budget", "explored", "confirmed"),
+    [("usd", 3300.0, 40, 3), ("usd", 2400.0, 30, 2), ("usd", 600.0, 11, 0), ("gpu_hours", 2400.0 / 900.0, 30, 2)],
+)
+def test_what_confirming_costs_is_kept_for_it(name: str, budget: float, explored: int, confirmed: int) -> None:
+    """A trial takes 58 s, a confirming run 112; three each of three configurations 1,008, of two 672, and a third may go there."""
+    study, proposals = paying(**{name: budget})
+    runs = Counter(proposal.config for proposal in proposals if proposal.phase is Phase.CONFIRM)
+    assert (study.launched, list(runs.values())) == (explored, [3] * confirmed)
+    spent, run = study.results().spent, 112.0 / (3600.0 / 4 if name == "gpu_hours" else 1.0)
+    assert getattr(spent, name) < budget + run, "the last one may begin while anything is left"
+    assert study.end_reason.startswith("budget: ") and ("the rest is for confirming" in study.end_reason) is (confirmed > 0)
+    assert f"Spent: {spent.words()}." in text(study)
+
+
+def test_confirming_ends_where_money_does() -> None:
+    """14 trials of 58 USD leave 668: six runs of 112 are begun, and four of 174, which is what they turn out to take."""
+    for step_s, runs in ((1.0, 6), (2.0, 4)):
+        study, proposals = paying(confirm_step_s=step_s, trials=14, usd=1480.0)
+        assert Counter(proposal.phase for proposal in proposals)[Phase.CONFIRM] == runs
+        assert study.end_reason == "budget: 14 trials" and study.best is not None
+
+
+@pytest.mark.parametrize(("wall_s", "explored", "confirmed"), [(3300.0, 40, 3), (2400.0, 28, 2), (600.0, 11, 0)])
+def test_wall_time_is_kept_for_confirming_what_it_is_enough_for(wall_s: float, explored: int, confirmed: int) -> None:
+    """As with money; of 600 s a third is too little for one configuration and the baseline, so none of it is kept."""
+    study, proposals = paying(wall_time_s=wall_s)
+    runs = Counter(proposal.config for proposal in proposals if proposal.phase is Phase.CONFIRM)
+    assert (study.launched, list(runs.values())) == (explored, [3] * confirmed)
+    assert sum(record.took_s for record in study.records) < wall_s + 112.0
+
+
+def test_where_confirming_is_cut_short_the_baseline_does_not_win_for_having_run_more_often() -> None:
+    """Of four runs three are made: both of the baseline's, and one of a configuration ten times as fast."""
+    study = open_pool(study_spec(confirm={"top": 1, "repeats": 2}, budget={"trials": 4}))
+    for _ in range(4 + 3):
+        proposal = study.propose()
+        assert proposal is not None
+        baseline = proposal.config == study.baseline
+        study.finish(proposal, completed(1.0 if baseline else 0.1 + 0.05 * proposal.trial.number))
+    assert sorted(Counter(r.config for r in study.records if r.phase is Phase.CONFIRM).values()) == [1, 2]
+    assert study.best is not None and study.best.config != study.baseline

@@ -119,6 +119,18 @@ def test_a_contaminated_trial_is_flagged_told_and_repeated_once():
     assert study.propose().config != first.config
 
 
+@pytest.mark.parametrize("within", [True, False])
+def test_what_a_disturbed_trial_kept_is_no_answer_once_its_repeat_crosses_the_limit(within):
+    """The baseline is disturbed and seems to keep the limit; undisturbed it is at 0.4 s, and another configuration at 0.3 s."""
+    study = open_pool(study_spec(limits={"step_time_s": {"max": 0.35 if within else 0.25}}))
+    study.finish(study.propose(), replace(completed(0.1), witnesses=DISTURBED))
+    assert study.results().best.number == 0, "nothing else is known of it"
+    study.finish(study.propose(), completed(0.4))
+    other = study.finish(study.propose(), completed(0.3))
+    shown = study.results()
+    assert (shown.best, shown.nearest) == ((other, None) if within else (None, other))
+
+
 def test_repeats_that_are_disturbed_too_are_not_repeated_and_end_the_repeating_until_it_is_quiet():
     study = open_pool(study_spec())
     configs = []

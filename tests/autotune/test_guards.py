@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from autotune.check import check_study
 from autotune.errors import SpecError
 from autotune.guards import boards_guards
+from autotune.plan import plan_pool
 from autotune.spec import StudySpec
 from search_spaces.gpus import gpu
 from search_spaces.wall_power import NodePower
@@ -45,10 +47,35 @@ def test_only_limits_that_keep_the_domain_at_the_wall_are_launched() -> None:
 
 
 def test_a_guard_that_nothing_can_keep_is_refused_with_the_least_bound() -> None:
-    with pytest.raises(SpecError, match=r"rack: nothing can be launched.*: at the wall, rack may draw 9,111 W or more") as caught:
+    told = r"^power_domains.rack: nothing can be launched.*: at the wall, rack may draw 9,111 W or more"
+    with pytest.raises(SpecError, match=told) as caught:
         open_pool(spec(**rack(9000.0)))
     assert "gpu_power_limit_w" in caught.value.hint
     assert NODE.wall_w(400.0 * 16, 2) == pytest.approx(9111.1, abs=0.1)
+
+
+def test_check_and_plan_count_what_guards_refuse_before_any_trial() -> None:
+    study = spec(gpu_power_guard_w=600.0, **rack(NODE.wall_w(450.0 * 16, 2), window_s=10.0))
+    checked = check_study(study).pools[0]
+    assert (checked.legal, checked.refused["guard_gpu_power_guard_w"], checked.refused["guard_rack"]) == (2, 2, 2)
+    plan = plan_pool(study, study.pools[0])
+    assert {planned.config.gpu_power_limit_w for planned in plan.best(10)} == {400}
+    left_out = "4 candidates that may fit are left out: none may be launched (guard_gpu_power_guard_w 2, guard_rack 2)."
+    assert plan.lacking == (left_out,)
+
+
+def test_where_guards_keep_nothing_plan_still_shows_what_is_predicted_and_says_so() -> None:
+    study = spec(**rack(9000.0))
+    assert check_study(study).pools[0].legal == 0 and not check_study(study).ok
+    plan = plan_pool(study, study.pools[0])
+    assert len(plan.best(10)) == 6
+    assert plan.lacking[0].startswith("None of these may be launched as its power limit is: guard_rack 6.")
+
+
+def test_a_gpu_guard_that_nothing_can_keep_names_its_field_and_no_domain() -> None:
+    with pytest.raises(SpecError, match="^gpu_power_guard_w: nothing can be launched under 100 W") as caught:
+        open_pool(spec(gpu_power_guard_w=100.0))
+    assert "domain" not in caught.value.hint
 
 
 def test_a_baseline_over_the_guard_is_refused_and_not_launched() -> None:

@@ -136,7 +136,7 @@ def test_a_node_count_at_which_nothing_keeps_a_guard_is_left_out_and_named(tmp_p
     assert len(optuna.get_all_study_names(storage)) == 2
     bound = f"at the wall, rack may draw {NODE.wall_w(400.0 * 24, 3):,.0f} W or more"
     for study in studies:
-        (said,) = [note for note in study.results().notes if note.startswith("Not tuned on 3 nodes: rack: ")]
+        (said,) = [note for note in study.results().notes if note.startswith("Not tuned on 3 nodes: power_domains.rack: ")]
         assert bound in said
         assert "gpu_power_limit_w" in said
 
@@ -147,7 +147,9 @@ def test_where_no_node_count_keeps_a_guard_the_study_is_refused_and_nothing_is_k
     result = CliRunner().invoke(app, ["tune", str(path), "--detach", "--state", str(tmp_path / "state")])
     assert result.exit_code == 2, result.output
     message = result.stderr.splitlines()
-    assert message[0].startswith("error: rack: nothing can be launched under 4,000 W: at the wall, rack may draw 4,556 W or more")
+    assert message[0].startswith(
+        "error: power_domains.rack: nothing can be launched under 4,000 W: at the wall, rack may draw 4,556 W or more"
+    )
     assert message[1].startswith("hint: search lower values of gpu_power_limit_w")
     folder = StateFolder(tmp_path / "state" / "guarded-simulated")
     assert all(name.endswith("/drivers") for name in optuna.get_all_study_names(open_storage(None, folder.path)))

@@ -49,7 +49,7 @@ def test_every_fifth_trial_says_what_is_left_and_what_the_next_may_bring(monkeyp
     study, shown = watched(study_spec(budget={"trials": 20}), 11)
     told = [line for line in shown.splitlines() if line.startswith("case: ")]
     assert [line.split("   ")[0] for line in told] == ["case: 5 of 20 trials", "case: 10 of 20 trials"]
-    gain = "expected gain 5.0% (80 %: 1.0% to 12.0%), of the next trial 2.0%; 40% chance that any gains 1 %"
+    gain = "expected gain 5.0% (80 %: 1.0% to 12.0%), of the next trial 2.0%; at most 40% chance that any gains 1 %"
     for left, line in zip((15, 10), told, strict=True):
         assert f"remaining budget on laptop: about {left} trials (limited by trials): " in line
         assert gain in line and line.endswith(" left")

@@ -241,21 +241,22 @@ EXPLORING = {"steps": 30, "warmup_steps": 2}
 
 
 def explored(spec):
-    """One explored trial of 100 seconds, with a median step of 4."""
+    """One explored trial of 40 s: 20 s of start-up and five steps of 4 s; 60 of these would take it 260 s."""
     _, record = finished(open_pool(spec))
-    return replace(record, started_s=0.0, ended_s=100.0)
+    told = tuple(replace(step, step_s=4.0) for step in record.steps[:5])
+    return replace(record, steps=told, metrics={**record.metrics, "step_time_s": 4.0}, started_s=0.0, ended_s=40.0)
 
 
 def test_the_wall_time_that_is_left_is_shared_by_the_runs_to_come():
-    """Two configurations three times, twice 100 s each: 6 x 200 s for measuring; of 3000 s each may warm up for 300."""
+    """Two configurations three times: 6 x 260 s for measuring; of 3360 s each may warm up for 300."""
     spec = study_spec(confirm=CONFIRM, measurement=EXPLORING)
     records = [explored(spec)]
     assert soaking(spec, records, None) == Soaking()
-    assert soaking(spec, records, 3000.0).timeout_s == pytest.approx(300.0)
+    assert soaking(spec, records, 3360.0).timeout_s == pytest.approx(300.0)
     assert soaking(spec, records, 1e6).timeout_s == 600.0
     assert soaking(spec, records, 60.0).timeout_s == 0.0
     done = [replace(records[0], phase=Phase.CONFIRM)] * 4
-    assert soaking(spec, records + done, 1000.0).timeout_s == pytest.approx(300.0)
+    assert soaking(spec, records + done, 1120.0).timeout_s == pytest.approx(300.0)
     assert soaking(study_spec(confirm={**CONFIRM, "soak": {"timeout_s": 0}}), records, None) is None
 
 
@@ -263,10 +264,10 @@ def test_time_is_kept_for_warming_up_where_gpus_can_tell_how_warm_they_are():
     spec = study_spec(confirm=CONFIRM, measurement=EXPLORING)
     records = [explored(spec)]
     cpu, gpus = spec.pools[0], PoolSpec.model_validate(H200)
-    assert confirming_s(spec, cpu, records) == pytest.approx(6 * 200.0)
-    assert confirming_s(spec, gpus, records) == pytest.approx(6 * 800.0)
+    assert confirming_s(spec, cpu, records) == pytest.approx(6 * 260.0)
+    assert confirming_s(spec, gpus, records) == pytest.approx(6 * 860.0)
     assert confirming_s(spec, gpus, []) == 0.0
-    assert confirming_s(spec.model_copy(update={"launcher": "simulated"}), gpus, records) == pytest.approx(6 * 800.0)
+    assert confirming_s(spec.model_copy(update={"launcher": "simulated"}), gpus, records) == pytest.approx(6 * 860.0)
 
 
 def test_a_program_is_asked_for_the_steps_that_warming_up_may_take_and_on_cpu_for_none():

@@ -58,6 +58,42 @@ def powered(*domains):
 
 # Name: (content of the file, message, hint); <file> stands for the file's path.
 BAD = {
+    "true for a whole number": (
+        study_data(budget={"trials": True}),
+        "budget.trials: must be a number, not true or false (got True)",
+        "trials: Launched trials per pool and node count, the baseline included; confirming runs come on top.",
+    ),
+    "true for watts": (
+        study_data(power_domains=[{"name": "row", "nodes": ["laptop"], "limit_w": True}]),
+        "power_domains[0].limit_w: must be a number, not true or false (got True)",
+        "limit_w: Watts that it may give at most.",
+    ),
+    "true in a list": (
+        study_data(pools=[{**POOL, "nodes": True}]),
+        "pools[0].nodes: must be a number, not true or false (got True)",
+        "nodes: Node count of a trial; a list is several, each planned and tuned by itself and then compared.",
+    ),
+    "true as a choice": (study_data(search={TP: [True]}), f"search.{TP}: cannot be True (got [True])", ABOUT_TP),
+    "a guard without end": (
+        study_data(gpu_power_guard_w=float("inf")),
+        "gpu_power_guard_w: must be a finite number (got inf)",
+        "gpu_power_guard_w: Watts that no GPU may draw over a second, in any launch; see `autotune.guards`.",
+    ),
+    "a price without end": (
+        study_data(pools=[{**POOL, "usd_per_gpu_hour": float("inf")}]),
+        "pools[0].usd_per_gpu_hour: must be a finite number (got inf)",
+        "usd_per_gpu_hour: Price of a GPU (a rank on CPU) for an hour; reports and the money budget use it.",
+    ),
+    "an objective of nothing": (
+        study_data(objective={"tokens_per_s_per_gpu": 0}),
+        "objective: weighs nothing (got {'tokens_per_s_per_gpu': 0.0})",
+        "give a positive weight where more is better, else a negative one",
+    ),
+    "a limit that is a number": (
+        study_data(limits={"gpu_mean_power_w": 500}),
+        "limits.gpu_mean_power_w: must be a mapping (got 500)",
+        "limits: Bounds on metrics of the answer, e.g. `gpu_mean_power_w: {max: 560}`; they may be crossed while exploring.",
+    ),
     "wrong type": (
         study_data(global_batch_size="many"),
         "global_batch_size: must be a whole number (got 'many')",

@@ -5,14 +5,16 @@ import threading
 import time
 
 import pytest
+from optuna.samplers import RandomSampler
 
 from autotune import storage as storage_module
+from autotune.candidates import candidate_table, fingerprint
 from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import LockReport
-from autotune.storage import JOURNAL_NAME, absolute_url, open_storage
+from autotune.storage import JOURNAL_NAME, absolute_url, open_storage, open_study
 from launchers.outcome import Outcome
 
-from .study_cases import completed, failed, open_pool, optuna_study, run_to_end, study_spec
+from .study_cases import MODEL, POOL, completed, failed, open_pool, optuna_study, run_to_end, study_spec
 
 SPEC = study_spec(search={"tensor_model_parallel_size": [1, 2, 4], "micro_batch_size": [1, 2]})
 URLS = {
@@ -194,3 +196,54 @@ def test_D040_postgresql_survives_closed_connections(tmp_path):
             text("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and usename = current_user")
         )
     assert study.finish(proposal, completed()).outcome is Outcome.COMPLETED
+
+
+def test_what_changed_is_named_with_both_values(opened):
+    open_it, _ = opened
+    open_pool(SPEC, open_it())
+    pool = {**POOL, "gpus_per_node": 2}
+    changed = study_spec(
+        search={"tensor_model_parallel_size": [1, 2], "micro_batch_size": [1, 2]},
+        global_batch_size=32,
+        model={**MODEL, "num_layers": 4},
+        baseline={"tensor_model_parallel_size": 2},
+        pools=[pool],
+    )
+    with pytest.raises(SpecError) as raised:
+        open_study(
+            open_it(),
+            "case/laptop/1x4",
+            RandomSampler(),
+            fingerprint(changed, changed.pools[0], candidate_table(changed, changed.pools[0])),
+        )
+    for words in (
+        "another workload and choices and baseline: model.num_layers was 8, now 4",
+        "global_batch_size was 16, now 32",
+        "gpus_per_node was 4, now 2",
+        "search.tensor_model_parallel_size was [1, 2, 4], now [1, 2]",
+        "baseline.tensor_model_parallel_size was not given, now 2",
+    ):
+        assert words in str(raised.value)
+    assert "micro_batch_size" not in str(raised.value)
+
+
+def test_trials_of_another_kind_of_gpu_or_of_another_twin_are_not_taken_over(opened):
+    open_it, _ = opened
+
+    def study(gpu, seed=0, launcher="megatron_core"):
+        return study_spec(pools=[{**POOL, "gpu": gpu}], seed=seed, launcher=launcher, name=launcher.partition(":")[0])
+
+    open_pool(study("h200"), open_it())
+    open_pool(study("h200-sxm-141gb", seed=1), open_it())
+    with pytest.raises(SpecError, match="with another gpu: pool's gpu was 'h200-sxm-141gb', now 'h100-sxm-80gb'"):
+        open_pool(study("h100"), open_it())
+    open_pool(study("h200", launcher="simulated:physics"), open_it())
+    with pytest.raises(SpecError, match="with another seed: seed was 0, now 1"):
+        open_pool(study("h200", seed=1, launcher="simulated:physics"), open_it())
+
+
+def test_a_study_of_an_earlier_version_is_compared_as_far_as_it_says(opened):
+    open_it, _ = opened
+    kept = optuna_study(open_pool(SPEC, open_it()))
+    kept.set_user_attr("fingerprint", {key: value for key, value in kept.user_attrs["fingerprint"].items() if key != "gpu"})
+    open_pool(SPEC, open_it())

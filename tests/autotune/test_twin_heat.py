@@ -17,6 +17,7 @@ from autotune.telemetry.node import Recording
 from autotune.telemetry.sampler import Sampler
 from autotune.telemetry_summary import TrialTelemetry
 from launchers import soak as heating
+from launchers.gpu_sample import Throttle
 from launchers.outcome import Outcome
 from launchers.simulated import play
 from launchers.soak import Demand, Gpus, soak
@@ -24,6 +25,7 @@ from tests.autotune.study_cases import study_spec
 
 GPU = {
     "name": "h200",
+    "vendor": "nvidia",
     "idle_w": 80.0,
     "tdp_w": 700.0,
     "lowest_clock": 0.2,
@@ -38,10 +40,10 @@ RULE = Soaking()
 TAU_S = heating._SECONDS
 
 
-def job(steps):
+def job(steps, **gpu):
     return {
         "load": asdict(LOAD),
-        "gpu": GPU,
+        "gpu": {**GPU, **gpu},
         "nodes": NODES,
         "gpus_per_node": PER_NODE,
         "limit_w": None,
@@ -123,3 +125,13 @@ def test_a_run_without_the_time_to_warm_up_is_measured_as_it_is():
     assert short.environment["telemetry.heat"].startswith("not settled within 60 s: ")
     assert 60.0 <= short.metrics["soak_s"] < 65.0
     assert short.metrics["temperature_slope_c_per_min"] > 1.0
+
+
+@pytest.mark.parametrize(
+    ("vendor", "told"),
+    [("nvidia", set(Throttle)), ("amd", {Throttle.POWER_CAP, Throttle.SW_THERMAL, Throttle.HW_THERMAL, Throttle.POWER_BRAKE})],
+)
+def test_a_twin_tells_the_throttle_reasons_of_its_vendor_so_that_limits_on_them_can_be_rehearsed(vendor, told):
+    sample = next(play(job(3, vendor=vendor), 5000.0).samples)
+    assert set(sample.throttle_s) == told
+    assert sample.throttle_s[Throttle.HW_THERMAL] == 0.0
