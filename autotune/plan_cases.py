@@ -74,6 +74,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "mean_power_w": prediction.mean_power_w,
         "peak_power_w": prediction.peak_power_w,
+        "gpus_per_board": prediction.gpus_per_board,
         "largest_part": prediction.slowest_part,
         "largest_component": prediction.largest_component,
     }
@@ -99,8 +100,7 @@ def _predicted(case: dict[str, Any], number: int, megatron: str) -> dict[str, An
     if not isinstance(case.get("gpu"), str):
         raise no_case(number, 'is no JSON object with a `gpu`; add e.g. "gpu": "h200"')
     device = find_gpu(case["gpu"], "gpu")
-    given = {"device": "cpu", **case} if device.vendor == "cpu" else case
-    workload, config = read_case(given, megatron)
+    workload, config = read_case(case, megatron)
     violations = check(workload, config) + device_violations(device, workload, config)
     if violations:
         return verdict_json(violations)

@@ -159,7 +159,7 @@ def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> W
         "global_batch_size": batch,
         "seq_length": given.get("seq_length"),
         "megatron": megatron,
-        "device": given.get("device", "cuda"),
+        "device": given.get("device", "cpu" if str(given.get("gpu")).lower() == "cpu" else "cuda"),
         "settings": {"env": given.get("env", DEFAULT_ENV), **{k: _listed(v) for k, v in given.items() if k in _SETTINGS}},
     }
     return Workload.model_validate(fields)

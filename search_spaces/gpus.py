@@ -96,6 +96,11 @@ class GpuSpec(BaseModel):
         return self.peak_tflops[precision] * 1e12
 
 
+def power_unit(gpus_per_board: int) -> str:
+    """What watts and power limits are of, in words."""
+    return "GPU" if gpus_per_board == 1 else f"board of {gpus_per_board} GPUs"
+
+
 class LinkSpec(BaseModel):
     """One kind of connection between devices.
 

@@ -15,7 +15,7 @@ from autotune.detect import gpu_type
 from autotune.errors import SpecError
 from autotune.machines import find_gpu, machines_of
 from autotune.plan import model_study, plan_one, plan_pool
-from autotune.plan_cases import run_jsonl
+from autotune.plan_cases import check_jsonl, run_jsonl
 from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
 from search_spaces.case import read_case
@@ -423,6 +423,59 @@ def test_one_configuration_of_a_study():
     assert json.loads(found.stdout)["laptop"]["fits"] == "fits"
     illegal = run("quickstart", "--set", "tensor_model_parallel_size=3")
     assert (illegal.exit_code, "heads_over_tensor_ranks" in illegal.output) == (1, True)
+
+
+GRAPHS = {"cuda_graph_impl": ["none", "local"], "tensor_model_parallel_size": [8], "use_distributed_optimizer": [True]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "knob"),
+    [
+        ({}, "cuda_graph_impl=local"),
+        ({}, "delay_wgrad_compute=true"),
+        ({"model": {**DENSE, "multi_latent_attention": True}}, "micro_batch_size=2"),
+        ({"model": {**DENSE, "mtp_num_layers": 1}}, "micro_batch_size=2"),
+        ({"model": {**DENSE, "add_bias_linear": True}}, "recompute_modules=[mlp]"),
+        ({}, "num_distributed_optimizer_instances=2"),
+        ({}, "tensor_model_parallel_size=3"),
+        ({}, "micro_batch_size=2"),
+        ({"pools": [POOL]}, "attention_backend=flash"),
+    ],
+)
+def test_one_configuration_has_the_verdict_and_reasons_of_check(tmp_path, fields, knob):
+    study = study_file(tmp_path, **fields)
+    settings = ("--set", "tensor_model_parallel_size=2", "--set", "use_distributed_optimizer=true", "--set", knob, "--json")
+    planned, checked = (CliRunner().invoke(cli.app, [verb, str(study), *settings]) for verb in ("plan", "check"))
+    (plan,), (verdict,) = (json.loads(found.stdout).values() for found in (planned, checked))
+    assert plan["legal"] == verdict["legal"]
+    assert plan.get("violations", []) == verdict["violations"]
+    assert checked.exit_code == (not verdict["legal"])
+    assert planned.exit_code == (not verdict["legal"] or plan["fits"] == "does_not_fit")
+
+
+def test_what_the_launcher_refuses_of_the_shown_is_told(tmp_path):
+    shown = run(study_file(tmp_path, search=GRAPHS, baseline={}), "--json")
+    (plan,) = json.loads(shown.stdout)
+    assert [best["config"].get("cuda_graph_impl") for best in plan["best"]].count("local") == 1
+    told = "1 of the 2 shown are refused by the megatron_core launcher: cuda_graph_impl=local is not set by"
+    assert any(words.startswith(told) for words in plan["cautions"])
+    without = run(study_file(tmp_path, search={**GRAPHS, "cuda_graph_impl": ["none"]}, baseline={}), "--json")
+    assert json.loads(without.stdout)[0]["cautions"] == []
+
+
+@pytest.mark.parametrize(("pool", "setting", "words"), [("v100", "precision=bf16", "bf16"), ("a100", "fp8_format=hybrid", "FP8")])
+def test_check_says_of_one_configuration_what_the_gpu_lacks(tmp_path, pool, setting, words):
+    study = study_file(tmp_path, pools=[{**NODES, "gpu": pool}], baseline={"precision": "fp16"})
+    found = CliRunner().invoke(cli.app, ["check", str(study), "--set", setting, "--json"])
+    (verdict,) = json.loads(found.stdout).values()
+    assert any(f"has no {words}" in advice for advice in verdict["advice"])
+
+
+def test_cases_on_a_cpu_are_judged_by_the_rules_for_one():
+    line = json.dumps(CASE | {"gpu": "cpu", "attention_backend": "flash"})
+    planned, checked = (json.loads(next(iter(verdicts_of([line])))) for verdicts_of in (run_jsonl, check_jsonl))
+    assert planned == checked
+    assert not checked["legal"]
 
 
 def test_a_cpu_study_needs_neither_torch_nor_ray():
