@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from search_spaces.argv import knobs_from_argv
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.layer_pattern import layer_pattern
 from search_spaces.model import ModelSpec, RunSettings, Workload
 from search_spaces.rules.base import Violation
 
@@ -174,7 +174,7 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     if not fields.get("num_experts"):
         fields.pop("num_experts", None)
     if isinstance(fields.get("moe_layer_freq"), str):
-        fields["moe_layer_freq"] = _layer_pattern(fields["moe_layer_freq"])
+        fields["moe_layer_freq"] = layer_pattern(fields["moe_layer_freq"])
     if fields.get("multi_latent_attention"):
         grouped = "--group-query-attention" in given.get("extra", ())
         fields["num_query_groups"] = fields.get("num_query_groups", 1) if grouped else None
@@ -194,26 +194,6 @@ def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
         if flag in _MODEL_FLAGS:
             found[_MODEL_FLAGS[flag]] = extra[position + 1]
     return {**given, **found}
-
-
-def _layer_pattern(text: str) -> int | tuple[int, ...]:
-    """A whole number, or a list written with +, * and brackets (Megatron's moe_layer_freq)."""
-    value = _evaluate(ast.parse(text.strip(), mode="eval").body)
-    return value if isinstance(value, int) else tuple(value)
-
-
-def _evaluate(node: ast.expr) -> Any:
-    """The value of a list expression: numbers, lists, + and * only."""
-    match node:
-        case ast.Constant(value=int() as number):
-            return number
-        case ast.List(elts=items):
-            return [_evaluate(item) for item in items]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _evaluate(left) + _evaluate(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _evaluate(left) * _evaluate(right)
-    raise ValueError(f"a list of layers is written with numbers, [..], + and *, not {ast.unparse(node)!r}")
 
 
 def _listed(value: Any) -> Any:
