@@ -25,9 +25,10 @@ def _base(f: Fields, tied: bool = False, **more: Any) -> Shapes:
     groups = f.get("num_key_value_heads")
     if groups is not None and groups != shapes["num_attention_heads"]:
         shapes["num_query_groups"] = groups
-    head = f.need("head_dim") if f.kind in _OWN_HEAD_SIZE else f.get("head_dim")
-    if head is not None and head * shapes["num_attention_heads"] != shapes["hidden_size"]:
-        shapes["kv_channels"] = head
+    if f.kind in _OWN_HEAD_SIZE or f.get("head_dim") is not None:
+        head, heads = f.whole("head_dim"), f.whole("num_attention_heads", "n_head")
+        if head * heads != shapes["hidden_size"]:
+            shapes["kv_channels"] = head
     return shapes | more
 
 
@@ -68,9 +69,8 @@ def _mixtral(f: Fields) -> Shapes:
 
 def _qwen_moe(f: Fields) -> Shapes:
     """Experts of Qwen: every decoder_sparse_step-th layer, but not those of mlp_only_layers."""
-    layers, step = f.need("num_hidden_layers"), f.get("decoder_sparse_step", default=1)
-    dense = set(f.get("mlp_only_layers", default=()))
-    pattern = tuple(int((layer + 1) % step == 0 and layer not in dense) for layer in range(layers))
+    step, dense = f.whole("decoder_sparse_step", default=1), set(f.get("mlp_only_layers", default=()))
+    pattern = tuple(int((layer + 1) % step == 0 and layer not in dense) for layer in range(f.layers))
     return {
         "num_experts": f.need("num_experts", "num_local_experts"),
         "moe_router_topk": f.need("num_experts_per_tok"),
@@ -92,8 +92,8 @@ def _qwen3_moe(f: Fields) -> Shapes:
 
 def _llama4(f: Fields) -> Shapes:
     """Llama 4: one shared and routed experts in every interleave_moe_layer_step-th layer."""
-    layers, step = f.need("num_hidden_layers"), f.need("interleave_moe_layer_step")
-    pattern = tuple(int((layer + 1) % step == 0) for layer in range(layers))
+    step = f.whole("interleave_moe_layer_step")
+    pattern = tuple(int((layer + 1) % step == 0) for layer in range(f.layers))
     expert = f.need("intermediate_size")
     return _base(
         f,
@@ -140,7 +140,7 @@ def _gpt_neox(f: Fields) -> Shapes:
 
 def _gpt2(f: Fields) -> Shapes:
     """GPT-2: learned positions, tied embeddings."""
-    width = f.get("n_inner", default=4 * f.need("n_embd"))
+    width = f.get("n_inner", default=4 * f.whole("n_embd"))
     positions = f.need("n_positions")
     return _plain(f, width, tied=True, position_embedding_type="learned_absolute", max_position_embeddings=positions)
 
@@ -151,7 +151,7 @@ def _falcon(f: Fields) -> Shapes:
         raise UnknownModelError("config.json of model_type 'falcon' with alibi: Megatron-LM has no such positions")
     new = f.get("new_decoder_architecture", default=False)
     norms = 2 if new or not f.get("parallel_attn", default=True) else 1
-    shapes = _plain(f, f.get("ffn_hidden_size", default=4 * f.need("hidden_size")), tied=True, layer_norms=norms)
+    shapes = _plain(f, f.get("ffn_hidden_size", default=4 * f.whole("hidden_size")), tied=True, layer_norms=norms)
     groups = f.need("num_kv_heads") if new else 1 if f.get("multi_query", default=True) else None
     return shapes | {"add_bias_linear": bool(f.get("bias", default=False)), "num_query_groups": groups}
 
@@ -213,14 +213,14 @@ def _glm4_moe(f: Fields) -> Shapes:
 
 def _routed_after_dense(f: Fields) -> Shapes:
     """Experts after the first dense layers, in every `moe_layer_freq`-th layer; shared experts; multi-token prediction."""
-    layers, dense, step = f.need("num_hidden_layers"), f.need("first_k_dense_replace"), f.get("moe_layer_freq", default=1)
-    width, shared = f.need("moe_intermediate_size"), f.get("n_shared_experts", default=0)
+    dense, step = f.whole("first_k_dense_replace", least=0), f.whole("moe_layer_freq", default=1)
+    width, shared = f.whole("moe_intermediate_size"), f.whole("n_shared_experts", least=0, default=0)
     return {
         "num_experts": f.need("n_routed_experts"),
         "moe_router_topk": f.need("num_experts_per_tok"),
         "moe_ffn_hidden_size": width,
         "moe_shared_expert_intermediate_size": shared * width or None,
-        "moe_layer_freq": tuple(int(layer >= dense and layer % step == 0) for layer in range(layers)),
+        "moe_layer_freq": tuple(int(layer >= dense and layer % step == 0) for layer in range(f.layers)),
         "mtp_num_layers": f.get("num_nextn_predict_layers"),
     }
 

@@ -193,3 +193,27 @@ def test_experts_under_the_name_that_transformers_5_saves() -> None:
     model = next(model for model in MODELS if model["config"]["model_type"] == "qwen3_moe")
     renamed = {("num_local_experts" if name == "num_experts" else name): value for name, value in model["config"].items()}
     assert ModelSpec.from_hf(renamed) == ModelSpec.from_hf(model["config"])
+
+
+MOE_CONFIG = next(model["config"] for model in MODELS if model["name"].endswith("DeepSeek-V3"))
+QWEN_CONFIG = next(model["config"] for model in MODELS if model["name"] == "Qwen/Qwen3-30B-A3B")
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (QWEN_CONFIG, "decoder_sparse_step", 0),
+        (QWEN_CONFIG, "head_dim", "128"),
+        (MOE_CONFIG, "moe_layer_freq", 0),
+        (MOE_CONFIG, "moe_layer_freq", [1]),
+        (MOE_CONFIG, "num_hidden_layers", 10**10),
+        (MOE_CONFIG, "num_hidden_layers", 2.5),
+        (MOE_CONFIG, "n_shared_experts", "1"),
+        (MOE_CONFIG, "first_k_dense_replace", -1),
+        (MOE_CONFIG, "moe_intermediate_size", True),
+    ],
+)
+def test_a_number_that_cannot_be_reckoned_with_is_named(config: dict[str, Any], field: str, value: Any) -> None:
+    with pytest.raises(UnknownModelError, match=f"{field} must be a whole number from") as error:
+        ModelSpec.from_hf(config | {field: value})
+    assert repr(value) in str(error.value)
