@@ -17,6 +17,7 @@ from autotune.machines import find_gpu, machines_of
 from autotune.outlook import memory_of
 from autotune.plan_power import PowerChoice, power_choices
 from autotune.spec import StudySpec, pool_title
+from autotune.spec_errors import spec_error
 from launchers.base import Launcher
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
@@ -29,6 +30,7 @@ from search_spaces.prediction import Machines, Prediction, Predictions, predict
 
 MegatronVersion = Literal["0.16", "0.19"]
 DOES_NOT_FIT = "does_not_fit"
+_NUMBERS = ("global_batch_size", "seq_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,5 +243,10 @@ def model_study(
     try:
         return StudySpec.model_validate({"name": "plan", "model": shapes, "pools": [pool], **fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError("plan", first["input"], first["msg"], "see `autotune plan --help`") from None
+        found = spec_error(error, StudySpec)
+        options = {"nodes": "--gpus", "gpus_per_node": "--gpus-per-node"} | {
+            name: f"--{name.replace('_', '-')}" for name in _NUMBERS
+        }
+        named = next((option for name, option in options.items() if found.field.endswith(name)), "plan")
+        given = num_gpus if named == "--gpus" else found.value
+        raise SpecError(named, given, found.problem, "see `autotune plan --help`") from None

@@ -83,6 +83,7 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
             known = [(pool, calibrated(machines, pool, root)) for pool, machines in known]
         pools = [(at_count, machines) for pool, machines in known for at_count in pool.at_each_node_count()]
         if settings:
+            _alone("--set, which has no figures", {"--output": output})
             answer = _plan_settings(spec, pools, settings, version, of_study=study is not None)
         else:
             answer = _plan_all(spec, pools, top, output, version, of_study=study is not None)

@@ -425,6 +425,40 @@ def test_one_configuration_of_a_study():
     assert (illegal.exit_code, "heads_over_tensor_ranks" in illegal.output) == (1, True)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"), [("--gpus", 10**8), ("--global-batch-size", 10**12), ("--seq-length", 10**12), ("--gpus-per-node", 2000)]
+)
+def test_an_option_beyond_every_machine_is_named(tmp_path, option, value):
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    given = {"--gpu": "h100", "--gpus": 2000, "--global-batch-size": 64, "--seq-length": 4096} | {option: value}
+    found = run("--model", tmp_path, *(word for pair in given.items() for word in pair))
+    assert found.exit_code == 2
+    assert f"error: {option}: must be less than or equal to" in found.output
+    assert f"(got {value})" in found.output
+
+
+def test_figures_are_not_promised_for_one_configuration(tmp_path):
+    found = run("quickstart", "--set", "micro_batch_size=4", "--output", tmp_path / "plan.html")
+    assert found.exit_code == 2
+    assert "--output: does not go together with --set" in found.output
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"peak_tflops": {"fp32": 67, "bf16": float("inf")}}, "peak_tflops.bf16: must be less than or equal to"),
+        ({"memory_bandwidth_gb_s": 1e-300}, "memory_bandwidth_gb_s: must be greater than or equal to"),
+        ({"clock_mhz": {"low": 2000, "base": 1500, "boost": 1980}}, "low <= base <= boost is needed"),
+        ({"tdp_w": 1000, "power_limit_w": [200, 700]}, "a power_limit_w around tdp_w"),
+        ({"tdp_w": 100, "power_limit_w": [200, 700]}, "a power_limit_w around tdp_w"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(tmp_path, change, words):
+    found = run(study_file(tmp_path, hardware={"gpus": {"h100": {**OWN_H100, **change}}}))
+    assert found.exit_code == 2
+    assert words in found.output.replace("\n", " ")
+
+
 GRAPHS = {"cuda_graph_impl": ["none", "local"], "tensor_model_parallel_size": [8], "use_distributed_optimizer": [True]}
 
 
