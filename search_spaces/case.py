@@ -31,7 +31,9 @@ SHORT_NAMES = {
 NO_CASE = "no_case"
 """Name of the violation of a line that holds no case."""
 _WORLD = frozenset({"world_size", "global_batch_size", "seq_length", "device", "extra"})
-_MACHINES = frozenset({"gpu", "gpus_per_node", "links", "moe_router_force_load_balancing"})
+BALANCED = "moe_router_force_load_balancing"
+"""Whether a case's experts get equal shares; it changes no rule."""
+_MACHINES = frozenset({"gpu", "gpus_per_node", "links", BALANCED})
 _PASSED_OVER = frozenset({"id", "cpu_offloading", "lr_decay_style", "no_gradient_accumulation_fusion"})
 DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
@@ -62,6 +64,8 @@ def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload
     """
     try:
         given = _with_extra(_spelled_out(case))
+        if not isinstance(balanced := given.get(BALANCED, False), bool):
+            raise IllegalCaseError([Violation(f"value_of_{BALANCED}", 1.0, f"{BALANCED}={balanced!r} must be true or false")])
         config = TrialConfig.model_validate(_config_fields(given))
         return _workload(given, config, megatron), config
     except ValidationError as error:
@@ -80,7 +84,7 @@ def parse_case(line: str, number: int) -> dict[str, Any]:
     """
     try:
         case = json.loads(line, parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise no_case(number, f"is not JSON ({error}), got {line.strip()[:70]!r}") from None
     if not isinstance(case, dict):
         raise no_case(number, f"is no JSON object, got {line.strip()[:70]!r}")
@@ -184,8 +188,8 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
     """A case with its extra command line arguments read into the keys that they stand for."""
     extra = given.get("extra", [])
-    if not isinstance(extra, list | tuple):
-        raise ValueError(f"extra={extra!r} is no list of command line arguments")
+    if not isinstance(extra, list | tuple) or not all(isinstance(word, str) for word in extra):
+        raise ValueError(f"extra={extra!r} is no list of command line arguments, each of them text")
     extra = [str(item) for item in extra]
     if not extra:
         return given

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -19,7 +19,16 @@ _FILE = Path(__file__).with_name("hardware.yaml")
 _NETWORK_OF_LINK = {"nvlink3": "ib-200", "nvlink4": "ib-400", "nvlink5": "ib-400", "nvl72": "ib-800", "loopback": "loopback"}
 
 
-Figure = Annotated[float, Field(gt=0, ge=1e-6, le=1e9)]
+_SMALLEST = 1e-6
+
+
+def _of_a_machine(value: float) -> float:
+    if value < _SMALLEST:
+        raise ValueError(f"must be at least {_SMALLEST:g}")
+    return value
+
+
+Figure = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_of_a_machine)]
 """A figure of a device or a link in its unit, within bounds that no machine passes: times and watts stay finite numbers."""
 
 

@@ -8,6 +8,7 @@ import pytest
 from search_spaces import whole
 from search_spaces.case import read_case
 from search_spaces.check import explain
+from search_spaces.layout import parse_layout
 from search_spaces.legality import check
 from search_spaces.rules.base import near_divisors, near_multiples_or_divisors
 
@@ -60,3 +61,13 @@ def test_no_message_takes_a_step_per_number(monkeypatch, key, number):
 def test_the_nearest_change_of_the_largest_number_is_one_that_is_accepted(key):
     verdict = explain(*read_case(CASE | {key: whole.LARGEST}))
     assert not verdict.legal
+
+
+@pytest.mark.parametrize("layout", ["Et*999999999|tL", "E(t*99999)*99999|L", "Et*" + "9" * 5000 + "|L", "E(t|)*900000|L"])
+def test_a_layout_without_end_is_refused_before_it_is_written_out(layout):
+    broken = check(*read_case(CASE | {"pipeline_model_parallel_layout": layout}))
+    assert "more than 100,000 layers" in {violation.name: violation.message for violation in broken}["layout_form"]
+
+
+def test_a_long_layout_is_read():
+    assert parse_layout("E(t*5|)*20000L").decoders == 100_000
