@@ -20,6 +20,7 @@ from search_spaces.prediction import Prediction
 
 MOST_POINTS = 2000
 _HEIGHT = 460
+_MOST_TICKS = 16
 
 
 def write_html(path: Path, plans: Sequence[PoolPlan], top: int) -> None:
@@ -68,6 +69,8 @@ def memory_figure(plan: PoolPlan, best: Sequence[Planned]) -> go.Figure:
     for name, planned in zip(_names(best), best, strict=True):
         stages = planned.prediction.memory_gib_by_stage
         figure.add_bar(name=name, x=[stage + 1 for stage in range(len(stages))], y=stages)
+    most = max(len(planned.prediction.memory_gib_by_stage) for planned in best)
+    figure.update_xaxes(dtick=-(-most // _MOST_TICKS))
     figure.add_hline(y=plan.predictions.machines.gpu.memory_gib, line_dash="dash", annotation_text="GPU memory")
     return _styled(figure, "Memory per pipeline stage, allocated by torch (predicted)", "stage", "GiB").update_layout(
         barmode="group"

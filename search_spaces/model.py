@@ -27,7 +27,7 @@ class ModelSpec(BaseModel):
         pydantic.ValidationError: where shapes contradict each other (heads against hidden size or query groups).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     num_layers: Layers
     hidden_size: PositiveInt
@@ -184,7 +184,7 @@ class RunSettings(BaseModel):
         check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gpu_arch_major: PositiveInt = 9
     te_version: str | None = None
@@ -224,7 +224,7 @@ class Workload(BaseModel):
         settings: Other arguments of the run on which rules depend.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: ModelSpec
     world_size: Ranks

@@ -165,3 +165,17 @@ def test_watts_and_limits_of_two_gpus_on_a_board_are_both_the_boards(tmp_path):
         study, *(word for knob in ("tensor_model_parallel_size=8", "use_distributed_optimizer=true") for word in ("--set", knob))
     )
     assert "peak per board of 2 GPUs" in one.stdout
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+@pytest.mark.parametrize("field", ["limit_w", "window_s", "node_overhead_w", "psu_efficiency"])
+def test_a_study_has_finite_numbers(tmp_path, field, value):
+    """Infinite watts would be no JSON, and no limit is one that is not there."""
+    study = written(tmp_path, powered(("rack", ["nodes"], 21_500, 600.0)))
+    data = yaml.safe_load(study.read_text())
+    place = data["power_domains"][0] if field in ("limit_w", "window_s") else data["pools"][0]
+    place[field] = float(value.removeprefix("."))
+    study.write_text(yaml.safe_dump(data))
+    found = run(study, "--json")
+    assert found.exit_code == 2
+    assert f"{field}: must be" in found.output
