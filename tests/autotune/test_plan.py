@@ -257,6 +257,7 @@ def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
         ({"sm_clock_limit_mhz": 90_000}, "sm_clock_limit_mhz_range", "345 to 1980 MHz"),
         ({"gpu": "v100"}, "bf16_arithmetic", "precision=fp16"),
         ({"gpu": "a100", "fp8_format": "hybrid"}, "fp8_arithmetic", "no FP8"),
+        ({"gpu": "v100", "precision": "fp16", "cp": 2}, "context_parallel_attention", "give context_parallel_size=1"),
         ({"gpu": "cpu", "device": "cuda"}, "one_device", "gpu=cpu and device=cuda differ"),
         ({"device": "cpu"}, "one_device", "gpu=h100-sxm-80gb and device=cpu differ"),
         ({"moe_router_force_load_balancing": "no"}, "value_of_moe_router_force_load_balancing", "must be true or false"),
@@ -337,6 +338,16 @@ def test_a_device_without_bf16_is_planned_in_fp16_or_says_so(tmp_path):
     shown = run(study_file(tmp_path, pools=[{**NODES, "gpu": "v100"}]))
     assert shown.exit_code == 1
     assert "has no bf16" in shown.output
+
+
+def test_context_parallelism_is_not_planned_without_its_attention():
+    search = {"context_parallel_size": [1, 2], "tensor_model_parallel_size": [8]}
+    asked = {"search": search, "baseline": {"precision": "fp16", "sequence_parallel": True}}
+    for name, sizes in (("v100", {1}), ("a100", {1, 2}), ("mi250x", {1, 2})):
+        spec = spec_of(DENSE, pools=[{**NODES, "gpu": name}], **asked)
+        plan = plan_pool(spec, spec.pools[0])
+        assert sum(plan.verdicts.values()) == len(sizes)
+        assert any("which context parallelism needs" in words for words in plan.lacking) == (name == "v100")
 
 
 def test_a_model_without_a_study(tmp_path):
