@@ -70,14 +70,16 @@ def test_every_layer_counts_as_what_it_is(first: int) -> None:
     assert states[0] == pytest.approx(share * states[1] + (1 - share) * states[2])
 
 
-@pytest.mark.parametrize(("pattern", "kind"), [([1, 0] * 6, [0] * 12), ([0, 1] * 6, 1)])
-def test_a_prediction_layer_is_of_the_kind_of_the_last_layer(pattern: list[int], kind: Any) -> None:
-    """multi_token_prediction.py builds it from the last layer's spec: its products take what such a layer and a head take."""
+@pytest.mark.parametrize(("pattern", "alike"), [([1, 0] * 6, {"num_experts": None, "moe_ffn_hidden_size": None}), ([0, 1] * 6, {})])
+def test_a_prediction_layer_is_of_the_kind_of_the_last_layer(pattern: list[int], alike: dict[str, None]) -> None:
+    """multi_token_prediction.py builds it from the last layer's spec: its products take what those of a like model's take."""
 
-    def gemm(layers: Any, mtp: int | None) -> float:
-        return float(np.ravel(predicted(moe_layer_freq=layers, mtp_num_layers=mtp).times.parts["gemm"])[0])
+    def gemm(mtp: int | None, **change: Any) -> float:
+        return float(np.ravel(predicted(mtp_num_layers=mtp, **change).times.parts["gemm"])[0])
 
-    assert gemm(pattern, 1) - gemm(pattern, None) == pytest.approx(gemm(kind, 1) - gemm(kind, None))
+    assert gemm(1, moe_layer_freq=pattern) - gemm(None, moe_layer_freq=pattern) == pytest.approx(
+        gemm(1, **alike) - gemm(None, **alike)
+    )
 
 
 def test_fsdp_gathers_layers_that_the_model_has() -> None:
