@@ -6,7 +6,7 @@ import difflib
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol
 
 import yaml
@@ -29,7 +29,9 @@ from launchers.base import Launcher
 from search_spaces.case import SHORT_NAMES
 from search_spaces.check import Verdict
 from search_spaces.choices import GROUPS, parse_value
+from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.device_rules import arithmetic_findings, violations
 from search_spaces.hardware import PoolSpec
 from search_spaces.prediction import predict
 
@@ -207,8 +209,15 @@ def check_one(spec: StudySpec, config: TrialConfig, megatron: MegatronVersion | 
     Raises:
         SpecError: for a GPU that nothing is known of.
     """
-    _known_gpus(spec)
-    return CheckedConfiguration({pool_title(spec, pool): verdict_on(spec, pool, config, megatron) for pool in spec.studied_pools})
+    return CheckedConfiguration({pool_title(spec, pool): _verdict(spec, pool, config, megatron) for pool in spec.studied_pools})
+
+
+def _verdict(spec: StudySpec, pool: PoolSpec, config: TrialConfig, megatron: MegatronVersion | None) -> Verdict:
+    """The verdict on a pool; what its GPU lacks is advice, since Megatron would start such a training."""
+    device = machines_of(pool, spec.hardware).gpu
+    verdict = verdict_on(spec, pool, config, megatron)
+    lacking = arithmetic_findings(device, Columns.of(spec.workload(pool, megatron), config))
+    return replace(verdict, advice=[*verdict.advice, *(found.message for found in violations(lacking))])
 
 
 def _verdict_text(pool: str, verdict: Verdict) -> Text:

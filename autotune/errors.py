@@ -37,6 +37,7 @@ class SpecError(AutotuneError):
         super().__init__(f"{field}: {problem}" + ("" if value is NOTHING else f" (got {got})"), hint)
         self.field = field
         self.value = value
+        self.problem = problem
 
 
 class InfrastructureError(AutotuneError):

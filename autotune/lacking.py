@@ -7,14 +7,15 @@ import numpy as np
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
-from search_spaces.device_rules import arithmetic_findings
+from search_spaces.device_rules import CONTEXT_ATTENTION, arithmetic_findings
 from search_spaces.gpus import GpuSpec
 
 _AS_IF = "Predictions and rehearsals take the next format that it has."
+_FAILS = "Predictions and rehearsals take no notice; real trials fail."
 
 
 def lacking_words(gpu: GpuSpec, table: CandidateTable, baseline: TrialConfig) -> list[str]:
-    """A sentence for every number format that a pool's GPU lacks and the study uses: where, what happens, and what to set.
+    """A sentence for everything that a pool's GPU lacks and the study uses: where, what happens, and what to set.
 
     Args:
         gpu: The device.
@@ -26,7 +27,8 @@ def lacking_words(gpu: GpuSpec, table: CandidateTable, baseline: TrialConfig) ->
     for name, finding in arithmetic_findings(gpu, table.columns).items() if len(table) else ():
         count = int(np.broadcast_to(finding.broken, (len(table),)).sum())
         if who := _who(count, len(table), bool(of_baseline[name].broken.any())):
-            found.append(f"{who}: {finding.text}, under `baseline` or in `search`. {_AS_IF}")
+            what = _FAILS if name == CONTEXT_ATTENTION else _AS_IF
+            found.append(f"{who}: {finding.text}, under `baseline` or in `search`. {what}")
     return found
 
 

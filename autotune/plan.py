@@ -18,6 +18,8 @@ from autotune.machines import find_gpu, machines_of
 from autotune.outlook import memory_of
 from autotune.plan_power import PowerChoice, power_choices
 from autotune.spec import StudySpec, pool_title
+from autotune.spec_errors import spec_error
+from launchers.base import Launcher
 from search_spaces.candidates import CandidateTable
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
@@ -29,6 +31,7 @@ from search_spaces.prediction import Machines, Prediction, Predictions, predict
 
 MegatronVersion = Literal["0.16", "0.19"]
 DOES_NOT_FIT = "does_not_fit"
+_NUMBERS = ("global_batch_size", "seq_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,19 +205,40 @@ def plan_one(
     config: TrialConfig,
     machines: Machines | None = None,
     megatron: MegatronVersion | None = None,
+    launcher: Launcher | None = None,
 ) -> PlannedOne:
     """Predict one configuration on a pool, as `plan_pool` does.
+
+    Args:
+        spec: The study.
+        pool: One of its pools, at one node count.
+        config: The configuration.
+        machines: What the pool is made of; none = the shipped figures of its GPU.
+        megatron: Version whose rules hold; none = the installed megatron-core's.
+        launcher: What would run it, asked where Megatron accepts it, as `autotune check` does; none = nobody is asked.
 
     Raises:
         SpecError: the pool's GPU is unknown.
     """
     machines, workload = machines or machines_of(pool, spec.hardware), spec.workload(pool, megatron)
     title = pool_title(spec, pool)
-    violations = check(workload, config) + device_violations(machines.gpu, workload, config)
+    refused = check(workload, config) or (launcher.refusals(workload, config) if launcher else [])
+    violations = refused + device_violations(machines.gpu, workload, config)
     if violations:
         return PlannedOne(title, config, tuple(violations), None)
     own = normalise(workload, config)
     return PlannedOne(title, own, (), predict(Columns.of(workload, own), machines).row(0))
+
+
+def launcher_caution(plan: PoolPlan, launcher: Launcher, top: int) -> tuple[str, ...]:
+    """What the launcher refuses of the configurations that a plan shows, which only Megatron's rules were asked about."""
+    shown = plan.best(top)
+    reasons = (launcher.refusals(plan.table.workload, planned.config) for planned in shown)
+    refused = [found[0].message for found in reasons if found]
+    if not refused:
+        return ()
+    told = "; ".join(dict.fromkeys(refused))
+    return (f"{len(refused)} of the {len(shown)} shown are refused by the {launcher.name} launcher: {told}.",)
 
 
 def model_study(
@@ -236,5 +260,10 @@ def model_study(
     try:
         return StudySpec.model_validate({"name": "plan", "model": shapes, "pools": [pool], **fields})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise SpecError("plan", first["input"], first["msg"], "see `autotune plan --help`") from None
+        found = spec_error(error, StudySpec)
+        options = {"nodes": "--gpus", "gpus_per_node": "--gpus-per-node"} | {
+            name: f"--{name.replace('_', '-')}" for name in _NUMBERS
+        }
+        named = next((option for name, option in options.items() if found.field.endswith(name)), "plan")
+        given = num_gpus if named == "--gpus" else found.value
+        raise SpecError(named, given, found.problem, "see `autotune plan --help`") from None

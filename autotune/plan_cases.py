@@ -11,17 +11,18 @@ from pydantic import ValidationError
 from autotune.errors import NOTHING, SpecError
 from autotune.machines import find_gpu
 from autotune.spec_errors import nearest
-from search_spaces.case import NO_CASE, IllegalCaseError, no_case, parse_case, read_case
+from search_spaces.case import BALANCED, NO_CASE, IllegalCaseError, no_case, parse_case, read_case
 from search_spaces.check import verdict_json, verdicts
 from search_spaces.coefficients import shipped
 from search_spaces.columns import Columns
 from search_spaces.device_rules import device_violations
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, OwnHardware, link_names, links_of
-from search_spaces.legality import check
+from search_spaces.legality import Violation, check
 from search_spaces.normalise import normalise
 from search_spaces.prediction import Machines, Prediction, Routing, predict
+from search_spaces.whole import MOST_GPUS_PER_NODE
 
-BALANCED = "moe_router_force_load_balancing"
+_PLACES = {"inside", "between"}
 _BALANCED_FLAG = "--moe-router-force-load-balancing"
 
 
@@ -74,6 +75,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "tokens_per_s_per_gpu": prediction.tokens_per_s_per_gpu,
         "mean_power_w": prediction.mean_power_w,
         "peak_power_w": prediction.peak_power_w,
+        "gpus_per_board": prediction.gpus_per_board,
         "largest_part": prediction.slowest_part,
         "largest_component": prediction.largest_component,
     }
@@ -99,8 +101,9 @@ def _predicted(case: dict[str, Any], number: int, megatron: str) -> dict[str, An
     if not isinstance(case.get("gpu"), str):
         raise no_case(number, 'is no JSON object with a `gpu`; add e.g. "gpu": "h200"')
     device = find_gpu(case["gpu"], "gpu")
-    given = {"device": "cpu", **case} if device.vendor == "cpu" else case
-    workload, config = read_case(given, megatron)
+    workload, config = read_case(case, megatron)
+    if (workload.device == "cpu") != (device.vendor == "cpu"):
+        raise IllegalCaseError([Violation("one_device", 1.0, f"gpu={device.name} and device={workload.device} differ; keep one")])
     violations = check(workload, config) + device_violations(device, workload, config)
     if violations:
         return verdict_json(violations)
@@ -119,8 +122,8 @@ def _gpus_per_node(case: Mapping[str, Any], world_size: int) -> int:
     given = case.get("gpus_per_node")
     if given is None:
         return min(world_size, 8)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-        raise SpecError("gpus_per_node", given, "must be a whole number of at least 1", "GPUs of each node")
+    if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= MOST_GPUS_PER_NODE:
+        raise SpecError("gpus_per_node", given, f"must be a whole number from 1 to {MOST_GPUS_PER_NODE:,}", "GPUs of each node")
     return given
 
 
@@ -132,6 +135,8 @@ def _routing(case: Mapping[str, Any]) -> Routing:
 def _links(device: GpuSpec, gpus_per_node: int, given: Any) -> Links:
     """The links of a case: names of shipped ones, or entries of its own."""
     wanted = given if isinstance(given, Mapping) else {"between": given}
+    for place in set(wanted) - _PLACES:
+        raise SpecError("links", place, "is no place of a link", f"the places are {' and '.join(sorted(_PLACES))}")
     own = _own_links({place: entry for place, entry in wanted.items() if isinstance(entry, Mapping)})
     names = {place: place if place in own else entry for place, entry in wanted.items()}
     for name in names.values():

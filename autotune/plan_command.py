@@ -83,7 +83,8 @@ def register_plan(app: typer.Typer, friendly: Friendly, show: Callable[[Renderab
             known = [(pool, calibrated(machines, pool, root)) for pool, machines in known]
         pools = [(at_count, machines) for pool, machines in known for at_count in pool.at_each_node_count()]
         if settings:
-            answer = _plan_settings(spec, pools, settings, version)
+            _alone("--set, which has no figures", {"--output": output})
+            answer = _plan_settings(spec, pools, settings, version, of_study=study is not None)
         else:
             answer = _plan_all(spec, pools, top, output, version, of_study=study is not None)
         if as_json:
@@ -133,14 +134,18 @@ def _plan_all(
 ) -> Checked:
     """Plan every pool, with what a study's baseline says; write the figures if asked for."""
     from autotune.baseline import baseline_cautions, check_baseline
-    from autotune.plan import compares_power, plan_pool
+    from autotune.plan import compares_power, launcher_caution, plan_pool
     from autotune.plan_text import PlansAnswer
+    from autotune.study import launcher_of
 
     if of_study:
         check_baseline(spec, megatron)
     plans = tuple(plan_pool(spec, pool, machines, megatron) for pool, machines in pools)
     if of_study:
-        told = [baseline_cautions(spec, pool, len(plan.table), megatron) for (pool, _), plan in zip(pools, plans, strict=True)]
+        told = [
+            (*baseline_cautions(spec, pool, len(plan.table), megatron), *launcher_caution(plan, launcher_of(spec, pool), top))
+            for (pool, _), plan in zip(pools, plans, strict=True)
+        ]
         plans = tuple(replace(plan, cautions=cautions) for plan, cautions in zip(plans, told, strict=True))
     if output is not None:
         from autotune.plan_figures import write_html
@@ -149,11 +154,16 @@ def _plan_all(
     return PlansAnswer(plans, top, compares_power(spec))
 
 
-def _plan_settings(spec: StudySpec, pools: Pools, settings: list[str], megatron: MegatronVersion | None) -> Checked:
-    """Plan one configuration on every pool."""
+def _plan_settings(
+    spec: StudySpec, pools: Pools, settings: list[str], megatron: MegatronVersion | None, *, of_study: bool
+) -> Checked:
+    """Plan one configuration on every pool; a study's launcher is asked, too."""
     from autotune.check import configuration
     from autotune.plan import plan_one
     from autotune.plan_text import OnesAnswer
+    from autotune.study import launcher_of
 
     config = configuration(spec, settings, None)
-    return OnesAnswer(tuple(plan_one(spec, pool, config, machines, megatron) for pool, machines in pools))
+    asked = [launcher_of(spec, pool) if of_study else None for pool, _ in pools]
+    planned = zip(pools, asked, strict=True)
+    return OnesAnswer(tuple(plan_one(spec, pool, config, machines, megatron, who) for (pool, machines), who in planned))

@@ -12,13 +12,15 @@ from plotly.colors import qualitative
 
 from autotune.errors import SpecError
 from autotune.plan import Planned, PoolPlan
-from autotune.plan_power_text import power_figure
+from autotune.plan_power_text import limit_unit, power_figure
 from autotune.plan_text import band
 from autotune.records import short
+from search_spaces.gpus import power_unit
 from search_spaces.prediction import Prediction
 
 MOST_POINTS = 2000
 _HEIGHT = 460
+_MOST_TICKS = 16
 
 
 def write_html(path: Path, plans: Sequence[PoolPlan], top: int) -> None:
@@ -31,7 +33,7 @@ def write_html(path: Path, plans: Sequence[PoolPlan], top: int) -> None:
     if any(plan.choices for plan in plans):
         figure = power_figure(plans)
         title = "Tokens/s in total against the power limit, power domains obeyed (predicted)"
-        body += _styled(figure, title, "W per GPU", "tokens/s").to_html(full_html=False, include_plotlyjs=True)
+        body += _styled(figure, title, f"W per {limit_unit(plans)}", "tokens/s").to_html(full_html=False, include_plotlyjs=True)
         first = False
     for plan in plans:
         body += f"<h2>{html.escape(plan.pool)}: {plan.table.workload.world_size:,} x {html.escape(plan.gpu)}</h2>"
@@ -67,6 +69,8 @@ def memory_figure(plan: PoolPlan, best: Sequence[Planned]) -> go.Figure:
     for name, planned in zip(_names(best), best, strict=True):
         stages = planned.prediction.memory_gib_by_stage
         figure.add_bar(name=name, x=[stage + 1 for stage in range(len(stages))], y=stages)
+    most = max(len(planned.prediction.memory_gib_by_stage) for planned in best)
+    figure.update_xaxes(dtick=-(-most // _MOST_TICKS))
     figure.add_hline(y=plan.predictions.machines.gpu.memory_gib, line_dash="dash", annotation_text="GPU memory")
     return _styled(figure, "Memory per pipeline stage, allocated by torch (predicted)", "stage", "GiB").update_layout(
         barmode="group"
@@ -75,7 +79,8 @@ def memory_figure(plan: PoolPlan, best: Sequence[Planned]) -> go.Figure:
 
 def frontier_figure(plan: PoolPlan) -> go.Figure:
     """Tokens/s against peak watts of what fits, and the configurations that no other beats in both."""
-    speed, watts = plan.predictions.tokens_per_s_per_gpu, plan.predictions.peak_power_w
+    dies = plan.predictions.machines.gpu.dies_per_package
+    speed, watts = plan.predictions.tokens_per_s_per_gpu, plan.predictions.peak_power_w * dies
     some = plan.ranking[np.unique(np.linspace(0, len(plan.ranking) - 1, min(len(plan.ranking), MOST_POINTS)).astype(np.intp))]
     front = plan.frontier()
     figure = go.Figure()
@@ -83,7 +88,7 @@ def frontier_figure(plan: PoolPlan) -> go.Figure:
     figure.data[0].marker = {"size": 4, "opacity": 0.4}
     hover = [html.escape(short(plan.table.config(int(row)))) for row in front]
     figure.add_scatter(name="frontier", x=watts[front], y=speed[front], mode="lines+markers", text=hover)
-    return _styled(figure, "Throughput against peak power (predicted)", "peak watts per GPU", "tokens/s per GPU")
+    return _styled(figure, "Throughput against peak power (predicted)", f"peak watts per {power_unit(dies)}", "tokens/s per GPU")
 
 
 def _names(best: Sequence[Planned]) -> list[str]:

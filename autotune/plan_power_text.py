@@ -14,6 +14,7 @@ from rich.text import Text
 from autotune.plan import PoolPlan
 from autotune.plan_power import PowerChoice
 from autotune.records import short
+from search_spaces.gpus import power_unit
 from search_spaces.power import PEAK_BAND
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ def power_choice_json(choice: PowerChoice) -> dict[str, Any]:
     return {**asdict(choice), "config": choice.config.changed(), "origin": "predicted"}
 
 
+def limit_unit(plans: Sequence[PoolPlan]) -> str:
+    """What the power limits are of: GPUs, or boards where some pool's GPUs share one."""
+    units = {power_unit(plan.predictions.machines.gpu.dies_per_package) for plan in plans}
+    return units.pop() if len(units) == 1 else "GPU or board"
+
+
 def power_parts(plans: Sequence[PoolPlan]) -> list[RenderableType]:
     """The best limit at every node count of every pool, and which of them gives most."""
     best = max((plan for plan in plans if plan.choices), key=lambda plan: plan.choices[0].tokens_per_s, default=None)
@@ -40,7 +47,7 @@ def power_parts(plans: Sequence[PoolPlan]) -> list[RenderableType]:
     for heading in (
         "pool",
         "nodes",
-        "W per GPU",
+        f"W per {limit_unit(plans)}",
         "tokens/s in total",
         "kW at the wall (GPUs at limit)",
         "least to spare",
@@ -49,7 +56,7 @@ def power_parts(plans: Sequence[PoolPlan]) -> list[RenderableType]:
         table.add_column(heading, justify="left" if heading in _LEFT else "right")
     for plan in plans:
         table.add_row(plan.pool, str(plan.nodes), *_cells(plan), style="bold" if plan is best else "")
-    title = Text("Node counts and per-GPU power limits", style="bold")
+    title = Text("Node counts and power limits", style="bold")
     return [title, table, Text(_SPARE, style="dim"), Text(_answer(best), style="bold" if best else "red")]
 
 
@@ -76,7 +83,7 @@ def _answer(best: PoolPlan | None) -> str:
         return "No node count and per-GPU power limit keeps every power domain under its limit."
     choice = best.choices[0]
     return (
-        f"Most tokens/s in total: {best.pool} on {choice.nodes} nodes at {choice.limit_w} W per GPU, "
+        f"Most tokens/s in total: {best.pool} on {choice.nodes} nodes at {choice.limit_w} W per {limit_unit([best])}, "
         f"{choice.tokens_per_s:,.0f} tokens/s and {choice.wall_w / 1e3:.1f} kW at the wall."
     )
 

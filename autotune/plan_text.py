@@ -15,6 +15,7 @@ from autotune.plan import Planned, PlannedOne, PoolPlan
 from autotune.plan_cases import prediction_json
 from autotune.plan_power_text import power_choice_json, power_parts
 from autotune.records import short
+from search_spaces.gpus import power_unit
 from search_spaces.prediction import CALIBRATING_TRIALS, Machines, Prediction
 
 _VERDICTS = {"fits": "fits", "at_risk": "at risk", "does_not_fit": "does not fit"}
@@ -140,7 +141,8 @@ def _one_json(one: PlannedOne) -> dict[str, Any]:
 
 def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]:
     """Counts, a row of numbers for each of the best, then what each spends."""
-    head = f"{plan.pool}: {plan.table.workload.world_size:,} x {plan.gpu}, {plan.predictions.machines.gpu.memory_gib:g} GiB each"
+    gpu = plan.predictions.machines.gpu
+    head = f"{plan.pool}: {plan.table.workload.world_size:,} x {plan.gpu}, {gpu.memory_gib:g} GiB each"
     parts: list[RenderableType] = [Text(head, style="bold"), _ruled_out(plan)]
     parts += [Text(words, style="yellow") for words in (*plan.lacking, *plan.cautions)]
     if not best:
@@ -153,7 +155,7 @@ def _plan_parts(plan: PoolPlan, best: Sequence[Planned]) -> list[RenderableType]
         "limited by",
         "GiB (at most)",
         "free GiB (at least)",
-        "watts (peak)",
+        "watts (peak)" if gpu.dies_per_package == 1 else f"watts per {power_unit(gpu.dies_per_package)} (peak)",
         "memory",
     ):
         table.add_column(heading, justify="left" if heading in _LEFT else "right")
@@ -235,6 +237,6 @@ def _one(one: PlannedOne) -> Text:
         f" predicted, {found.step_time_error:.0%} mean error\n"
         f"  {_gib(found.device_gib)} GiB expected, at most {_gib(found.upper_gib)}, of {found.capacity_gib:g}\n"
         f"{_spends(found, '  ')}"
-        f"  {found.mean_power_w:.0f} W mean, {found.peak_power_w:.0f} W peak per GPU"
+        f"  {found.mean_power_w:.0f} W mean, {found.peak_power_w:.0f} W peak per {power_unit(found.gpus_per_board)}"
     )
     return text.append(lines, style="not bold")

@@ -141,13 +141,12 @@ class Refit:
         found = self.predict(config)
         if found is None or self.machines is None:
             return {}
-        dies = self.machines.gpu.dies_per_package
         named = {
             "step_time_s": found.step_time_s,
             "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu,
             "peak_memory_gib": found.memory_gib,
-            "mean_power_w": found.mean_power_w * dies,
-            "peak_power_w": found.peak_power_w * dies,
+            "mean_power_w": found.mean_power_w,
+            "peak_power_w": found.peak_power_w,
             "fits": _FITS[found.fits],
             "from_trials": float(self.machines.trials),
         }

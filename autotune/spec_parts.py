@@ -23,7 +23,7 @@ from autotune.spec_errors import wrong
 class Part(BaseModel):
     """A part of a study file: immutable, and no field that is not known."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Budget(Part):

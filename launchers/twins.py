@@ -81,14 +81,15 @@ def _physics(workload: Workload, config: TrialConfig, machines: Machines, seed: 
     free_s = sum(parts.values()) * math.exp(_interaction(config, seed))
     step_s = bounded(free_s, fastest_step_s(workload, config, machines))
     busier = said.step_time_s / step_s
-    idle = machines.gpu.idle_w / machines.gpu.dies_per_package
+    dies = machines.gpu.dies_per_package
+    idle, said_mean_w, said_peak_w = machines.gpu.idle_w / dies, said.mean_power_w / dies, said.peak_power_w / dies
     watts = _hidden(seed, "watts") ** 0.2
-    mean_w = idle + (said.mean_power_w - idle) * watts * min(busier, 1.2)
+    mean_w = idle + (said_mean_w - idle) * watts * min(busier, 1.2)
     return Demand(
         step_s=step_s,
         clocked=sum(parts.get(part, 0.0) for part in _CLOCKED) / sum(parts.values()),
         mean_w=mean_w,
-        peak_w=max(idle + (said.peak_power_w - idle) * watts, _BURST * mean_w),
+        peak_w=max(idle + (said_peak_w - idle) * watts, _BURST * mean_w),
         memory_gib=said.device_gib * _fragmentation(config, seed),
     )
 

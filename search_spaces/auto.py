@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from search_spaces.model import Workload
+from search_spaces.whole import divisors
 
 LAYER_COUNTS = 8
 LARGEST_MICRO_BATCH = 8
@@ -36,22 +37,22 @@ def auto_group(workload: Workload, name: str) -> list[dict[str, Any]]:
     raise ValueError(f"{name} has no auto; list its items (auto knows: {', '.join((*_AUTO, *_AUTO_GROUPS))})")
 
 
-def divisors(number: int, most: int) -> list[int]:
+def _divisors(number: int, most: int) -> list[int]:
     """Divisors of a number up to a bound."""
-    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+    return [n for n in divisors(number) if n <= most]
 
 
 def _tensor(workload: Workload) -> list[int]:
     """TP within a node, dividing heads, feed-forward width and world."""
     node = workload.gpus_per_node or 8
-    sizes = divisors(workload.world_size, node)
+    sizes = _divisors(workload.world_size, node)
     return [n for n in sizes if workload.model.num_attention_heads % n == 0 and node % n == 0]
 
 
 def _stages(workload: Workload) -> list[int]:
     """PP up to the number of layers, powers of two and divisors of the layers, dividing the world."""
     layers = workload.model.num_layers
-    return [n for n in divisors(workload.world_size, layers) if n & (n - 1) == 0 or layers % n == 0]
+    return [n for n in _divisors(workload.world_size, layers) if n & (n - 1) == 0 or layers % n == 0]
 
 
 def _pipelines(workload: Workload) -> list[dict[str, Any]]:
@@ -59,7 +60,7 @@ def _pipelines(workload: Workload) -> list[dict[str, Any]]:
     found = []
     for stages in _stages(workload):
         for split, share in _splits(workload.model.num_layers, stages):
-            chunks = [None, *(n for n in range(2, share + 1) if share % n == 0)] if stages > 1 else [None]
+            chunks = [None, *divisors(share)[1:]] if stages > 1 else [None]
             found += [
                 {"pipeline_model_parallel_size": stages, "num_virtual_stages_per_pipeline_rank": chunk, **split} for chunk in chunks
             ]
@@ -97,13 +98,13 @@ def _context(workload: Workload) -> list[int]:
     if workload.device == "cpu":
         return [1]
     most = max(1, min(LARGEST_CONTEXT, workload.seq_length // SHORTEST_CONTEXT_TOKENS))
-    return [n for n in divisors(workload.world_size, most) if n == 1 or workload.seq_length % (2 * n) == 0]
+    return [n for n in _divisors(workload.world_size, most) if n == 1 or workload.seq_length % (2 * n) == 0]
 
 
 def _expert(workload: Workload) -> list[int]:
     """EP that divides experts and world."""
     experts = workload.model.num_experts or 1
-    return [n for n in divisors(workload.world_size, experts) if experts % n == 0]
+    return [n for n in _divisors(workload.world_size, experts) if experts % n == 0]
 
 
 def _expert_tensor(workload: Workload) -> list[int | None]:
@@ -115,7 +116,7 @@ def _expert_tensor(workload: Workload) -> list[int | None]:
 
 def _micro_batch(workload: Workload) -> list[int]:
     """Powers of two that divide the global batch."""
-    return [n for n in divisors(workload.global_batch_size, LARGEST_MICRO_BATCH) if n & (n - 1) == 0]
+    return [n for n in _divisors(workload.global_batch_size, LARGEST_MICRO_BATCH) if n & (n - 1) == 0]
 
 
 def _sequence(workload: Workload) -> list[bool]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import json
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from search_spaces.argv import knobs_from_argv
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.layer_pattern import layer_pattern
 from search_spaces.model import ModelSpec, RunSettings, Workload
 from search_spaces.rules.base import Violation
 
@@ -31,7 +31,9 @@ SHORT_NAMES = {
 NO_CASE = "no_case"
 """Name of the violation of a line that holds no case."""
 _WORLD = frozenset({"world_size", "global_batch_size", "seq_length", "device", "extra"})
-_MACHINES = frozenset({"gpu", "gpus_per_node", "links", "moe_router_force_load_balancing"})
+BALANCED = "moe_router_force_load_balancing"
+"""Whether a case's experts get equal shares; it changes no rule."""
+_MACHINES = frozenset({"gpu", "gpus_per_node", "links", BALANCED})
 _PASSED_OVER = frozenset({"id", "cpu_offloading", "lr_decay_style", "no_gradient_accumulation_fusion"})
 DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
@@ -62,6 +64,8 @@ def read_case(case: Mapping[str, Any], megatron: str = "0.19") -> tuple[Workload
     """
     try:
         given = _with_extra(_spelled_out(case))
+        if not isinstance(balanced := given.get(BALANCED, False), bool):
+            raise IllegalCaseError([Violation(f"value_of_{BALANCED}", 1.0, f"{BALANCED}={balanced!r} must be true or false")])
         config = TrialConfig.model_validate(_config_fields(given))
         return _workload(given, config, megatron), config
     except ValidationError as error:
@@ -80,7 +84,7 @@ def parse_case(line: str, number: int) -> dict[str, Any]:
     """
     try:
         case = json.loads(line, parse_constant=_no_number)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise no_case(number, f"is not JSON ({error}), got {line.strip()[:70]!r}") from None
     if not isinstance(case, dict):
         raise no_case(number, f"is no JSON object, got {line.strip()[:70]!r}")
@@ -159,7 +163,7 @@ def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> W
         "global_batch_size": batch,
         "seq_length": given.get("seq_length"),
         "megatron": megatron,
-        "device": given.get("device", "cuda"),
+        "device": given.get("device", "cpu" if str(given.get("gpu")).lower() == "cpu" else "cuda"),
         "settings": {"env": given.get("env", DEFAULT_ENV), **{k: _listed(v) for k, v in given.items() if k in _SETTINGS}},
     }
     return Workload.model_validate(fields)
@@ -174,7 +178,7 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     if not fields.get("num_experts"):
         fields.pop("num_experts", None)
     if isinstance(fields.get("moe_layer_freq"), str):
-        fields["moe_layer_freq"] = _layer_pattern(fields["moe_layer_freq"])
+        fields["moe_layer_freq"] = layer_pattern(fields["moe_layer_freq"])
     if fields.get("multi_latent_attention"):
         grouped = "--group-query-attention" in given.get("extra", ())
         fields["num_query_groups"] = fields.get("num_query_groups", 1) if grouped else None
@@ -184,8 +188,8 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
     """A case with its extra command line arguments read into the keys that they stand for."""
     extra = given.get("extra", [])
-    if not isinstance(extra, list | tuple):
-        raise ValueError(f"extra={extra!r} is no list of command line arguments")
+    if not isinstance(extra, list | tuple) or not all(isinstance(word, str) for word in extra):
+        raise ValueError(f"extra={extra!r} is no list of command line arguments, each of them text")
     extra = [str(item) for item in extra]
     if not extra:
         return given
@@ -194,26 +198,6 @@ def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
         if flag in _MODEL_FLAGS:
             found[_MODEL_FLAGS[flag]] = extra[position + 1]
     return {**given, **found}
-
-
-def _layer_pattern(text: str) -> int | tuple[int, ...]:
-    """A whole number, or a list written with +, * and brackets (Megatron's moe_layer_freq)."""
-    value = _evaluate(ast.parse(text.strip(), mode="eval").body)
-    return value if isinstance(value, int) else tuple(value)
-
-
-def _evaluate(node: ast.expr) -> Any:
-    """The value of a list expression: numbers, lists, + and * only."""
-    match node:
-        case ast.Constant(value=int() as number):
-            return number
-        case ast.List(elts=items):
-            return [_evaluate(item) for item in items]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _evaluate(left) + _evaluate(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return _evaluate(left) * _evaluate(right)
-    raise ValueError(f"a list of layers is written with numbers, [..], + and *, not {ast.unparse(node)!r}")
 
 
 def _listed(value: Any) -> Any:

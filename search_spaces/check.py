@@ -21,6 +21,7 @@ from search_spaces.model import Workload
 from search_spaces.normalise import normalise
 from search_spaces.rules.base import Violation
 from search_spaces.space import SearchSpace
+from search_spaces.whole import LARGEST
 
 MOST_COMBINATIONS = 200_000
 _SIZES = ("parallel_size", "micro_batch_size", "instances")
@@ -121,7 +122,7 @@ def _alternatives(workload: Workload, config: TrialConfig, knob: str) -> list[An
         sizes = [n for n in range(1, min(top, 64) + 1) if top % n == 0]
         found += sorted(sizes, key=lambda n: abs(math.log(n / (value or 1))))[:6]
     elif isinstance(value, int) and not isinstance(value, bool):
-        found += [n for n in (value - 1, value + 1, value // 2, value * 2) if n > 0]
+        found += [n for n in (value - 1, value + 1, value // 2, value * 2) if 0 < n <= LARGEST]
     elif value is None and knob in _SPELLED:
         found += _SPELLED[knob]
     return list(ordered(dict.fromkeys(found)))

@@ -48,7 +48,7 @@ _SCRIPT = ("megatron_lm", "simulated")
 class TrialConfig(BaseModel):
     """One point of the search space. Frozen and hashable; equal configurations are the same candidate."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     tensor_model_parallel_size: Annotated[PositiveInt, Knob("ranks that share each layer's matrices (TP)")] = 1
     pipeline_model_parallel_size: Annotated[PositiveInt, Knob("stages that the layers are cut into (PP)")] = 1

@@ -14,6 +14,8 @@ from search_spaces.gpus import GpuSpec
 from search_spaces.model import Workload
 from search_spaces.rules.base import Finding, Violation, finding
 
+CONTEXT_ATTENTION = "context_parallel_attention"
+
 
 def limit_ranges(gpu: GpuSpec) -> dict[str, tuple[float, float, str]]:
     """The knobs that set a limit on the device: lowest and highest value that it takes, and their unit. None on a CPU."""
@@ -43,15 +45,19 @@ def limit_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
 
 
 def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
-    """Number formats that the device does not have, by the rule's name.
+    """Number formats and attention kernels that the device does not have, by the rule's name.
 
     A device without bf16 has torch emulate it: every product is computed in fp32 (pytorch/pytorch issue 124996, pull request
-    148322), at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it.
+    148322), at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it, and context parallelism
+    where it has neither flash nor fused attention: these need compute capability 8.0, which came with bf16 (its
+    pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
     """
     found = {}
     if lacks_bf16(gpu):
         text = f"{gpu.name} has no bf16: torch emulates it in fp32, slower and at a speed that is not known; give precision=fp16"
         found["bf16_arithmetic"] = finding(columns.equals("precision", "bf16"), text)
+        text = f"{gpu.name} has neither flash nor fused attention, which context parallelism needs; give context_parallel_size=1"
+        found[CONTEXT_ATTENTION] = finding(columns.cp > 1, text)
     if gpu.vendor != "cpu" and "fp8" not in gpu.peak_tflops:
         text = f"{gpu.name} has no FP8, and Transformer Engine refuses it there; give fp8_format=none"
         found["fp8_arithmetic"] = finding(columns.given("fp8_format"), text)

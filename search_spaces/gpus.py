@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
@@ -19,14 +19,33 @@ _FILE = Path(__file__).with_name("hardware.yaml")
 _NETWORK_OF_LINK = {"nvlink3": "ib-200", "nvlink4": "ib-400", "nvlink5": "ib-400", "nvl72": "ib-800", "loopback": "loopback"}
 
 
+_SMALLEST = 1e-6
+
+
+def _of_a_machine(value: float) -> float:
+    if value < _SMALLEST:
+        raise ValueError(f"must be at least {_SMALLEST:g}")
+    return value
+
+
+Figure = Annotated[float, Field(gt=0, le=1e9), AfterValidator(_of_a_machine)]
+"""A figure of a device or a link in its unit, within bounds that no machine passes: times and watts stay finite numbers."""
+
+
 class ClockRange(BaseModel):
     """Clocks of the multiprocessors in MHz: the lowest settable, the guaranteed, the highest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    low: PositiveFloat
-    base: PositiveFloat
-    boost: PositiveFloat
+    low: Figure
+    base: Figure
+    boost: Figure
+
+    @model_validator(mode="after")
+    def _rising(self) -> ClockRange:
+        if not self.low <= self.base <= self.boost:
+            raise ValueError(f"low <= base <= boost is needed, got {self.low:g}, {self.base:g} and {self.boost:g} MHz")
+        return self
 
 
 class GpuSpec(BaseModel):
@@ -53,16 +72,16 @@ class GpuSpec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     vendor: Literal["nvidia", "amd", "cpu"]
-    memory_gib: PositiveFloat
-    memory_bandwidth_gb_s: PositiveFloat
-    last_cache_mib: PositiveFloat = 40
-    peak_tflops: dict[Precision, PositiveFloat]
+    memory_gib: Figure
+    memory_bandwidth_gb_s: Figure
+    last_cache_mib: Figure = 40
+    peak_tflops: dict[Precision, Figure]
     multiprocessors: PositiveInt
-    exponentials_per_clock: PositiveFloat = 16
+    exponentials_per_clock: Figure = 16
     dies_per_package: PositiveInt = 1
-    tdp_w: PositiveFloat
-    idle_w: PositiveFloat
-    power_limit_w: tuple[PositiveFloat, PositiveFloat]
+    tdp_w: Figure
+    idle_w: Figure
+    power_limit_w: tuple[Figure, Figure]
     clock_mhz: ClockRange
     link: str
     host_link: str
@@ -74,6 +93,8 @@ class GpuSpec(BaseModel):
         low, high = self.power_limit_w
         if not self.idle_w < self.tdp_w or low > high:
             raise ValueError(f"idle_w={self.idle_w} < tdp_w={self.tdp_w} and a rising power_limit_w are needed, got {low}-{high}")
+        if not low <= self.tdp_w <= high:
+            raise ValueError(f"a power_limit_w around tdp_w={self.tdp_w:g} is needed, got {low:g} to {high:g}")
         if "fp32" not in self.peak_tflops:
             raise ValueError("peak_tflops needs at least fp32")
         return self
@@ -96,6 +117,11 @@ class GpuSpec(BaseModel):
         return self.peak_tflops[precision] * 1e12
 
 
+def power_unit(gpus_per_board: int) -> str:
+    """What watts and power limits are of, in words."""
+    return "GPU" if gpus_per_board == 1 else f"board of {gpus_per_board} GPUs"
+
+
 class LinkSpec(BaseModel):
     """One kind of connection between devices.
 
@@ -110,10 +136,10 @@ class LinkSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    bandwidth_gb_s: PositiveFloat
-    latency_us: PositiveFloat
+    bandwidth_gb_s: Figure
+    latency_us: Figure
     domain: PositiveInt | None = None
-    devices_per_port: PositiveFloat = 1
+    devices_per_port: Figure = 1
     rail_optimised: bool = True
     source: Annotated[str, Field(min_length=1)]
     name: str = ""

@@ -24,7 +24,7 @@ class RankEnvironment(BaseModel):
         env: Environment variables of the ranks; they win over the node's.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     python: str | None = None
     setup: str | None = None
@@ -44,7 +44,7 @@ class TelemetrySpec(BaseModel):
         env: Environment of the process that measures, and of it alone, such as ROCM_PATH or LD_LIBRARY_PATH.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     vendors: tuple[Literal["nvidia", "amd"], ...] | None = None
     gpus: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class PoolSpec(BaseModel):
         telemetry: How power, heat and throttling are measured.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
     gpu: str = "cpu"

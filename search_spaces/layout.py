@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from search_spaces.whole import MOST_LAYERS
+
 _REPEATS = (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)")
 _LAYERS = "ELtm"
 
@@ -43,9 +45,19 @@ def parse_layout(text: str) -> Layout:
     """Unroll a pattern as Megatron's parse_str_to_list does, and check its form as validate_layer_layout does."""
     unrolled = text.replace(",", "")
     for pattern in _REPEATS:
+        if _length(pattern, unrolled) > MOST_LAYERS:
+            return Layout((), f"it stands for more than {MOST_LAYERS:,} layers")
         unrolled = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), unrolled)
     stages = tuple(unrolled.split("|"))
     return Layout(stages, _problem("".join(stages)))
+
+
+def _length(pattern: str, text: str) -> int:
+    """How long the repeated parts of a text would be."""
+    repeats = re.findall(pattern, text)
+    if any(len(times) > len(str(MOST_LAYERS)) for _, times in repeats):
+        return MOST_LAYERS + 1
+    return sum(len(part) * int(times) for part, times in repeats)
 
 
 def _problem(layers: str) -> str:

@@ -7,24 +7,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from search_spaces.layer_pattern import layer_pattern
 from search_spaces.whole import GpusPerNode, Layers, NonNegativeInt, PositiveInt, Ranks
 
 
 class ModelSpec(BaseModel):
     """Shapes of a GPT-style model, one field per Megatron argument.
 
-    Four fields are no arguments of Megatron-LM's script and only count parameters: `layer_norms` (norms of the hidden size in a
+    Five fields are no arguments of Megatron-LM's script and only count parameters: `layer_norms` (norms of the hidden size in a
     layer), `parametric_norms` (whether norms have weights), `qk_layernorm_per_head` (whether query and key norms have the size of
-    a head, else of all heads) and, for a launch, the default of `max_position_embeddings` (none = the sequence length).
+    a head, else of all heads), `biased` (the parts whose linear layers have biases, where Megatron only knows all or none; none =
+    as `add_bias_linear` and `add_qkv_bias` say) and, for a launch, the default of `max_position_embeddings` (none = the sequence
+    length).
 
     Raises:
         pydantic.ValidationError: where shapes contradict each other (heads against hidden size or query groups).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     num_layers: Layers
     hidden_size: PositiveInt
@@ -43,6 +46,7 @@ class ModelSpec(BaseModel):
     max_position_embeddings: PositiveInt | None = None
     make_vocab_size_divisible_by: PositiveInt = 128
     add_qkv_bias: bool = False
+    biased: tuple[Literal["attention", "mlp"], ...] | None = None
     qk_layernorm: bool = False
     qk_layernorm_per_head: bool = True
     num_experts: PositiveInt | None = None
@@ -62,6 +66,11 @@ class ModelSpec(BaseModel):
     qk_pos_emb_head_dim: PositiveInt = 64
     v_head_dim: PositiveInt = 128
     mtp_num_layers: NonNegativeInt | None = None
+
+    @field_validator("moe_layer_freq", mode="before")
+    @classmethod
+    def _written_out(cls, value: Any) -> Any:
+        return layer_pattern(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _shapes_agree(self) -> Self:
@@ -175,7 +184,7 @@ class RunSettings(BaseModel):
         check_for_nan_in_loss_and_grad: Whether every step looks for NaN, which a graph of the whole iteration cannot.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gpu_arch_major: PositiveInt = 9
     te_version: str | None = None
@@ -215,7 +224,7 @@ class Workload(BaseModel):
         settings: Other arguments of the run on which rules depend.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     model: ModelSpec
     world_size: Ranks

@@ -10,7 +10,7 @@ from search_spaces.model import ModelSpec
 
 Number = Any  # an int or an array of them
 
-_AS_BUILT = {"layer_norms": 2, "parametric_norms": True, "qk_layernorm_per_head": True}
+_AS_BUILT = {"layer_norms": 2, "parametric_norms": True, "qk_layernorm_per_head": True, "biased": None}
 """Shapes that only count a model's parameters, as megatron-core's own layers have them."""
 
 COUNT_KNOBS = ("tensor_model_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size")
@@ -149,12 +149,13 @@ def attention_weights(model: ModelSpec, tp: Number = 1, latent_shards: Number = 
 
 def _attention(model: ModelSpec, tp: Number = 1, latent_shards: Number = 1) -> Number:
     """Projections, biases and query/key norms of one layer."""
-    count = attention_weights(model, tp, latent_shards) + (model.hidden_size if model.add_bias_linear else 0)
+    biased = model.add_bias_linear if model.biased is None else "attention" in model.biased
+    count = attention_weights(model, tp, latent_shards) + (model.hidden_size if biased else 0)
     if model.multi_latent_attention:
         latents = (model.kv_lora_rank, model.q_lora_rank or 0)
         return count + sum(_norm(model, size) for size in latents if model.qk_layernorm)
     query, keys = model.head_size * model.num_attention_heads, model.head_size * model.query_groups
-    if model.add_bias_linear or model.add_qkv_bias:
+    if biased or (model.add_qkv_bias and model.biased is None):
         count = count + (query + 2 * keys) // tp
     if not model.qk_layernorm:
         return count
@@ -170,7 +171,8 @@ def feed_forward_weights(model: ModelSpec, width: int, shards: Number = 1) -> Nu
 def _feed_forward(model: ModelSpec, width: int, shards: Number = 1) -> Number:
     """The same with its biases."""
     count = feed_forward_weights(model, width, shards)
-    return count + ((2 * width if model.swiglu else width) // shards + model.hidden_size if model.add_bias_linear else 0)
+    biased = model.add_bias_linear if model.biased is None else "mlp" in model.biased
+    return count + ((2 * width if model.swiglu else width) // shards + model.hidden_size if biased else 0)
 
 
 def _shared(model: ModelSpec, tp: Number = 1) -> Number:

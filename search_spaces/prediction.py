@@ -111,8 +111,9 @@ class Prediction:
         step_time_s: Seconds of an optimiser step, limits of power and clock obeyed.
         time_by_part_s: Seconds by part; they add up to `step_time_s`.
         tokens_per_s_per_gpu: Global batch x sequence length / step time / GPUs.
-        mean_power_w: Mean board watts per GPU.
-        peak_power_w: Highest mean over the board's averaging window, per GPU.
+        mean_power_w: Mean watts of a board; of all GPUs that share it (`GpuSpec.dies_per_package`), as power limits are.
+        peak_power_w: Highest mean over the board's averaging window, likewise.
+        gpus_per_board: GPUs that share a board and its watts.
         step_time_error: Mean absolute error to expect of `step_time_s`, as a share.
         origin: Always "predicted".
     """
@@ -129,6 +130,7 @@ class Prediction:
     tokens_per_s_per_gpu: float
     mean_power_w: float
     peak_power_w: float
+    gpus_per_board: int
     step_time_error: float
     origin: Literal["predicted"] = "predicted"
 
@@ -186,14 +188,14 @@ class Predictions:
 
     @property
     def peak_power_w(self) -> Floats:
-        """Peak watts per GPU, (rows,)."""
+        """Peak watts per device, (rows,); a board of two draws twice that."""
         return np.broadcast_to(self.power.peak_w, (len(self),))
 
     def row(self, row: int) -> Prediction:
         """One row with all its parts."""
         seconds, parts = float(self.step_time_s[row]), self.times.row(row)
         added = max(seconds - sum(parts.values()), 0.0)
-        mean_w = np.broadcast_to(self.power.mean_w, (len(self),))
+        mean_w, dies = np.broadcast_to(self.power.mean_w, (len(self),)), self.machines.gpu.dies_per_package
         return Prediction(
             fits=self.fits[row].item(),
             memory_gib=float(self.memory.memory_gib[row]),
@@ -205,8 +207,9 @@ class Predictions:
             step_time_s=seconds,
             time_by_part_s={**parts, POWER_LIMIT_PART: added if added > 1e-9 * seconds else 0.0},
             tokens_per_s_per_gpu=self.workload.tokens_per_step / seconds / self.workload.world_size,
-            mean_power_w=float(mean_w[row]),
-            peak_power_w=float(self.peak_power_w[row]),
+            mean_power_w=float(mean_w[row]) * dies,
+            peak_power_w=float(self.peak_power_w[row]) * dies,
+            gpus_per_board=dies,
             step_time_error=self.machines.step_time_error,
         )
 

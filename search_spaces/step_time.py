@@ -128,7 +128,13 @@ def _pieces(s: Shapes, model: ModelSpec) -> list[Piece]:
     dense = attention.plus(mlp_piece(s, model.ffn_size)) if model.has_dense_layers else nothing
     moe = attention.plus(expert_piece(s, (attention.forward.device + attention.backward.device) / 2.0)) if model.is_moe else nothing
     head = head_piece(s)
-    return [dense, moe, embedding_piece(s), head, (moe if model.is_moe else dense).plus(head) if model.mtp_num_layers else nothing]
+    return [
+        dense,
+        moe,
+        embedding_piece(s),
+        head,
+        (moe if model.moe_layers[-1] else dense).plus(head) if model.mtp_num_layers else nothing,
+    ]
 
 
 def _visible(piece: Piece, size: int, blocking: Bools) -> tuple[Floats, Floats]:

@@ -91,7 +91,8 @@ def _hold(table: Floats, feature: str, count: Ints, state: States, weight: Float
 def _gathered(columns: Columns, count: RankParameters, attention: States, expert: States) -> Floats:
     """Whole parameters and gradients of the two largest units in use where FSDP shards them (fsdp/src, double buffers)."""
     moe = count.moe_layer * attention.unsharded + count.experts * expert.unsharded
-    layer = np.maximum(count.dense_layer * attention.unsharded, moe if columns.model.is_moe else 0)
+    kinds = {False: count.dense_layer * attention.unsharded, True: moe}
+    layer = np.max([kinds[kind] for kind in _kinds(columns)], axis=0)
     return np.asarray(np.maximum(2 * layer, layer + count.output * attention.unsharded))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from search_spaces.columns import Columns
+from search_spaces.whole import divisors
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def near_divisors(total: Any, value: Any) -> Callable[[], str]:
 
     def text() -> str:
         whole, wanted = int(_shown(total)), int(_shown(value))
-        return near(wanted, (n for n in range(1, abs(whole) + 1) if whole % n == 0))
+        return near(wanted, divisors(abs(whole)))
 
     return text
 
@@ -83,6 +84,17 @@ def near_multiples(value: Any, unit: Any) -> Callable[[], str]:
     def text() -> str:
         number, step = int(_shown(value)), int(_shown(unit))
         return near(number, (number // step * step or step, (number // step + 1) * step))
+
+    return text
+
+
+def near_multiples_or_divisors(total: int, value: Any) -> Callable[[], str]:
+    """The numbers next to `value` that divide `total` or are multiples of it, for a message."""
+
+    def text() -> str:
+        wanted = int(_shown(value))
+        below = wanted // total * total
+        return near(wanted, (*divisors(total), *(n for n in (below - total, below, below + total) if n > 0)))
 
     return text
 

@@ -93,12 +93,13 @@ def router_groups(c: Columns) -> Finding:
 
 
 def expert_layer_pattern(c: Columns) -> Finding:
-    """A list of MoE layers has one entry per layer (models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs)."""
+    """A list of MoE layers has one entry per layer, 0 or 1 (models/gpt/gpt_layer_specs.py get_gpt_decoder_layer_specs)."""
     pattern, layers = c.model.moe_layer_freq, c.model.num_layers
     length = len(pattern) if isinstance(pattern, tuple) else layers
+    other = isinstance(pattern, tuple) and bool(set(pattern) - {0, 1})
     return always(
-        c.model.is_moe and length != layers,
-        "moe_layer_freq has {length} entries for num_layers={layers}",
+        c.model.is_moe and (length != layers or other),
+        "moe_layer_freq has {length} entries for num_layers={layers}; legal: one per layer, 1 with experts and 0 without",
         length=length,
         layers=layers,
     )

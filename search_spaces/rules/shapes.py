@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from search_spaces.columns import Columns
-from search_spaces.rules.base import Finding, Rule, always, finding, near, near_divisors
+from search_spaces.rules.base import Finding, Rule, always, finding, near_divisors, near_multiples_or_divisors
 
 
 def heads_over_tensor_ranks(c: Columns) -> Finding:
@@ -28,9 +28,7 @@ def query_groups_over_tensor_ranks(c: Columns) -> Finding:
         "num_query_groups={groups} is neither a multiple nor a divisor of tensor_model_parallel_size={tp}; nearest: {legal}",
         groups=groups,
         tp=c.tp,
-        legal=lambda: near(
-            tp := int(c.tp.reshape(-1)[0]), (n for n in range(1, 2 * (groups + tp)) if groups % n == 0 or n % groups == 0)
-        ),
+        legal=near_multiples_or_divisors(groups, c.tp),
     )
 
 

@@ -15,7 +15,7 @@ from autotune.detect import gpu_type
 from autotune.errors import SpecError
 from autotune.machines import find_gpu, machines_of
 from autotune.plan import model_study, plan_one, plan_pool
-from autotune.plan_cases import run_jsonl
+from autotune.plan_cases import check_jsonl, run_jsonl
 from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
 from search_spaces.case import read_case
@@ -182,6 +182,7 @@ NO_CASES = [
     ("[1, 2]", "no JSON object"),
     ("5", "no JSON object"),
     (json.dumps(CASE | {"num_layers": float("nan")}), "NaN is no number"),
+    ("[" * 100_000, "is not JSON"),
 ]
 
 
@@ -194,6 +195,8 @@ NO_CASES = [
         (json.dumps(CASE | {"gpu": "h100", "links": "ib-300"}), "did you mean 'ib-"),
         (json.dumps(CASE | {"gpu": "h100", "links": [1]}), "links: is not a known link"),
         (json.dumps(CASE | {"gpu": "h100", "gpus_per_node": "x"}), "gpus_per_node: must be a whole number"),
+        (json.dumps(CASE | {"gpu": "h100", "gpus_per_node": 10**20}), "gpus_per_node: must be a whole number from 1 to 1,000"),
+        (json.dumps(CASE | {"gpu": "h100", "links": {"middle": "ib-400"}}), "links: is no place of a link (got 'middle')"),
     ],
 )
 def test_lines_that_are_no_cases_are_answered_and_named_at_the_end(line, problem):
@@ -254,6 +257,11 @@ def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
         ({"sm_clock_limit_mhz": 90_000}, "sm_clock_limit_mhz_range", "345 to 1980 MHz"),
         ({"gpu": "v100"}, "bf16_arithmetic", "precision=fp16"),
         ({"gpu": "a100", "fp8_format": "hybrid"}, "fp8_arithmetic", "no FP8"),
+        ({"gpu": "v100", "precision": "fp16", "cp": 2}, "context_parallel_attention", "give context_parallel_size=1"),
+        ({"gpu": "cpu", "device": "cuda"}, "one_device", "gpu=cpu and device=cuda differ"),
+        ({"device": "cpu"}, "one_device", "gpu=h100-sxm-80gb and device=cpu differ"),
+        ({"moe_router_force_load_balancing": "no"}, "value_of_moe_router_force_load_balancing", "must be true or false"),
+        ({"extra": [5, None]}, "spelling", "each of them text"),
     ],
 )
 def test_what_a_case_asks_for_in_vain(change, name, words):
@@ -330,6 +338,16 @@ def test_a_device_without_bf16_is_planned_in_fp16_or_says_so(tmp_path):
     shown = run(study_file(tmp_path, pools=[{**NODES, "gpu": "v100"}]))
     assert shown.exit_code == 1
     assert "has no bf16" in shown.output
+
+
+def test_context_parallelism_is_not_planned_without_its_attention():
+    search = {"context_parallel_size": [1, 2], "tensor_model_parallel_size": [8]}
+    asked = {"search": search, "baseline": {"precision": "fp16", "sequence_parallel": True}}
+    for name, sizes in (("v100", {1}), ("a100", {1, 2}), ("mi250x", {1, 2})):
+        spec = spec_of(DENSE, pools=[{**NODES, "gpu": name}], **asked)
+        plan = plan_pool(spec, spec.pools[0])
+        assert sum(plan.verdicts.values()) == len(sizes)
+        assert any("which context parallelism needs" in words for words in plan.lacking) == (name == "v100")
 
 
 def test_a_model_without_a_study(tmp_path):
@@ -423,6 +441,93 @@ def test_one_configuration_of_a_study():
     assert json.loads(found.stdout)["laptop"]["fits"] == "fits"
     illegal = run("quickstart", "--set", "tensor_model_parallel_size=3")
     assert (illegal.exit_code, "heads_over_tensor_ranks" in illegal.output) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--gpus", 10**8), ("--global-batch-size", 10**12), ("--seq-length", 10**12), ("--gpus-per-node", 2000)]
+)
+def test_an_option_beyond_every_machine_is_named(tmp_path, option, value):
+    (tmp_path / "config.json").write_text(json.dumps(HF))
+    given = {"--gpu": "h100", "--gpus": 2000, "--global-batch-size": 64, "--seq-length": 4096} | {option: value}
+    found = run("--model", tmp_path, *(word for pair in given.items() for word in pair))
+    assert found.exit_code == 2
+    assert f"error: {option}: must be less than or equal to" in found.output
+    assert f"(got {value})" in found.output
+
+
+def test_figures_are_not_promised_for_one_configuration(tmp_path):
+    found = run("quickstart", "--set", "micro_batch_size=4", "--output", tmp_path / "plan.html")
+    assert found.exit_code == 2
+    assert "--output: does not go together with --set" in found.output
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"peak_tflops": {"fp32": 67, "bf16": float("inf")}}, "peak_tflops.bf16: must be less than or equal to"),
+        ({"memory_bandwidth_gb_s": 1e-300}, "memory_bandwidth_gb_s: must be at least 1e-06"),
+        ({"clock_mhz": {"low": 2000, "base": 1500, "boost": 1980}}, "low <= base <= boost is needed"),
+        ({"tdp_w": 1000, "power_limit_w": [200, 700]}, "a power_limit_w around tdp_w"),
+        ({"tdp_w": 150, "power_limit_w": [200, 700]}, "a power_limit_w around tdp_w"),
+    ],
+)
+def test_figures_that_no_machine_has_are_refused(tmp_path, change, words):
+    found = run(study_file(tmp_path, hardware={"gpus": {"h100": {**OWN_H100, **change}}}))
+    assert found.exit_code == 2
+    assert words in found.output.replace("\n", " ")
+
+
+GRAPHS = {"cuda_graph_impl": ["none", "local"], "tensor_model_parallel_size": [8], "use_distributed_optimizer": [True]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "knob"),
+    [
+        ({}, "cuda_graph_impl=local"),
+        ({}, "delay_wgrad_compute=true"),
+        ({"model": {**DENSE, "multi_latent_attention": True}}, "micro_batch_size=2"),
+        ({"model": {**DENSE, "mtp_num_layers": 1}}, "micro_batch_size=2"),
+        ({"model": {**DENSE, "add_bias_linear": True}}, "recompute_modules=[mlp]"),
+        ({}, "num_distributed_optimizer_instances=2"),
+        ({}, "tensor_model_parallel_size=3"),
+        ({}, "micro_batch_size=2"),
+        ({"pools": [POOL]}, "attention_backend=flash"),
+    ],
+)
+def test_one_configuration_has_the_verdict_and_reasons_of_check(tmp_path, fields, knob):
+    study = study_file(tmp_path, **fields)
+    settings = ("--set", "tensor_model_parallel_size=2", "--set", "use_distributed_optimizer=true", "--set", knob, "--json")
+    planned, checked = (CliRunner().invoke(cli.app, [verb, str(study), *settings]) for verb in ("plan", "check"))
+    (plan,), (verdict,) = (json.loads(found.stdout).values() for found in (planned, checked))
+    assert plan["legal"] == verdict["legal"]
+    assert plan.get("violations", []) == verdict["violations"]
+    assert checked.exit_code == (not verdict["legal"])
+    assert planned.exit_code == (not verdict["legal"] or plan["fits"] == "does_not_fit")
+
+
+def test_what_the_launcher_refuses_of_the_shown_is_told(tmp_path):
+    shown = run(study_file(tmp_path, search=GRAPHS, baseline={}), "--json")
+    (plan,) = json.loads(shown.stdout)
+    assert [best["config"].get("cuda_graph_impl") for best in plan["best"]].count("local") == 1
+    told = "1 of the 2 shown are refused by the megatron_core launcher: cuda_graph_impl=local is not set by"
+    assert any(words.startswith(told) for words in plan["cautions"])
+    without = run(study_file(tmp_path, search={**GRAPHS, "cuda_graph_impl": ["none"]}, baseline={}), "--json")
+    assert json.loads(without.stdout)[0]["cautions"] == []
+
+
+@pytest.mark.parametrize(("pool", "setting", "words"), [("v100", "precision=bf16", "bf16"), ("a100", "fp8_format=hybrid", "FP8")])
+def test_check_says_of_one_configuration_what_the_gpu_lacks(tmp_path, pool, setting, words):
+    study = study_file(tmp_path, pools=[{**NODES, "gpu": pool}], baseline={"precision": "fp16"})
+    found = CliRunner().invoke(cli.app, ["check", str(study), "--set", setting, "--json"])
+    (verdict,) = json.loads(found.stdout).values()
+    assert any(f"has no {words}" in advice for advice in verdict["advice"])
+
+
+def test_cases_on_a_cpu_are_judged_by_the_rules_for_one():
+    line = json.dumps(CASE | {"gpu": "cpu", "attention_backend": "flash"})
+    planned, checked = (json.loads(next(iter(verdicts_of([line])))) for verdicts_of in (run_jsonl, check_jsonl))
+    assert planned == checked
+    assert not checked["legal"]
 
 
 def test_a_cpu_study_needs_neither_torch_nor_ray():

@@ -102,7 +102,7 @@ def test_what_is_to_spare_says_which_watts_it_is_worked_out_from(tmp_path):
         assert choice.margin_w < 40_000 - choice.wall_w
     shown = run(written(tmp_path, short_window), "--state", tmp_path).output
     assert "W by peaks" in shown
-    assert "at most" not in shown.split("Node counts and per-GPU power limits")[1].split("All numbers")[0]
+    assert "at most" not in shown.split("Node counts and power limits")[1].split("All numbers")[0]
 
 
 def test_text_json_and_figure_give_the_same_answer(tmp_path):
@@ -140,3 +140,42 @@ def test_a_plan_uses_what_earlier_studies_measured(tmp_path):
     assert after["best"][0]["step_time_s"] > 1.3 * before["best"][0]["step_time_s"]
     said = f"Step time of nodes: calibrated with 7 trials, {step_time_error('calibrated'):.0%} mean error"
     assert said in " ".join(run(path, "--state", tmp_path).output.split())
+
+
+def test_watts_and_limits_of_two_gpus_on_a_board_are_both_the_boards(tmp_path):
+    """Two MI250X to a board of 500 W: what is shown lies between the board's idle watts and its limit, and says of what it is."""
+    device, search = gpu("mi250x"), {"tensor_model_parallel_size": [8], "use_distributed_optimizer": [True]}
+    pool = {"name": "amd", "gpu": "mi250x", "nodes": [2, 4], "gpus_per_node": 8}
+    spec = powered(("room", ["amd"], 50_000, 600.0), pools=[pool], search=search, baseline={"sequence_parallel": True})
+    study = written(tmp_path, spec)
+    shown, found = run(study, "--output", tmp_path / "plan.html").stdout, json.loads(run(study, "--json").stdout)
+    assert "watts per board of 2 GPUs (peak)" in shown
+    assert "W per board of 2 GPUs" in shown
+    assert "per GPU power" not in shown and "W per GPU" not in shown
+    assert "peak watts per board of 2 GPUs" in (tmp_path / "plan.html").read_text()
+    for plan, planned in zip(found, plans_of(spec), strict=True):
+        best, node = plan["best"][0], NodePower.of(spec.pools[0], device)
+        assert best["gpus_per_board"] == 2
+        assert best["mean_power_w"] == pytest.approx(2 * planned.predictions.power.mean_w[planned.ranking[0]])
+        assert device.power_limit_w[1] / 2 < best["mean_power_w"] <= best["peak_power_w"]
+        for choice in plan["power_choices"]:
+            boards_w = choice["limit_w"] * plan["world_size"] / 2
+            assert choice["wall_at_limits_w"] == pytest.approx(node.wall_w(boards_w, plan["nodes"]))
+    one = run(
+        study, *(word for knob in ("tensor_model_parallel_size=8", "use_distributed_optimizer=true") for word in ("--set", knob))
+    )
+    assert "peak per board of 2 GPUs" in one.stdout
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan"])
+@pytest.mark.parametrize("field", ["limit_w", "window_s", "node_overhead_w", "psu_efficiency"])
+def test_a_study_has_finite_numbers(tmp_path, field, value):
+    """Infinite watts would be no JSON, and no limit is one that is not there."""
+    study = written(tmp_path, powered(("rack", ["nodes"], 21_500, 600.0)))
+    data = yaml.safe_load(study.read_text())
+    place = data["power_domains"][0] if field in ("limit_w", "window_s") else data["pools"][0]
+    place[field] = float(value.removeprefix("."))
+    study.write_text(yaml.safe_dump(data))
+    found = run(study, "--json")
+    assert found.exit_code == 2
+    assert f"{field}: must be" in found.output

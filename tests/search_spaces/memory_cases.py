@@ -113,7 +113,7 @@ def _experts(draw: random.Random, layers: int) -> Case:
         "moe_ffn_hidden_size": draw.choice([32, 64]),
         "moe_shared_expert_intermediate_size": draw.choice([None, 64]),
         "moe_shared_expert_gate": draw.random() < 0.3,
-        "moe_layer_freq": draw.choice([1, 2, [0] + [1] * (layers - 1)]),
+        "moe_layer_freq": draw.choice([1, 2, 3, [0] + [1] * (layers - 1), [0, 1] * (layers // 2), f"[0]*2+[1]*{layers - 2}"]),
         "moe_token_dispatcher_type": "alltoall",
         "ep": draw.choice([1, 2, 4]),
         "etp": draw.choice([1, 2]),

@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from search_spaces.hf import FAMILIES, UnknownModelError, _with_defaults
-from search_spaces.model import ModelSpec
-from search_spaces.parameters import count_parameters
+from search_spaces.columns import Columns
+from search_spaces.config import TrialConfig
+from search_spaces.hf import _with_defaults
+from search_spaces.hf_families import FAMILIES, NOT_DESCRIBED
+from search_spaces.hf_fields import UnknownModelError
+from search_spaces.model import ModelSpec, Workload
+from search_spaces.parameters import count_parameters, rank_parameters
 
 MODELS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "hf_models.yaml").read_text())
 
@@ -75,7 +80,50 @@ def test_other_families(config: dict[str, Any], expected: dict[str, Any]) -> Non
 
 def test_every_family_is_tried() -> None:
     tried = {model["config"]["model_type"] for model in MODELS} | {"llama4", "nemotron"}
-    assert set(FAMILIES) - tried <= {"llama4_text", "gemma3"}
+    assert set(FAMILIES) - tried <= {"llama4_text", "gemma3", "mistral3", "olmo3"}
+
+
+LLAMA_7B = MODELS[0]["config"]
+ATTENTION, MLP = 32 * 4 * 4096, 32 * (2 * 11008 + 4096)
+"""Biases of a Llama 2 7B: queries, keys, values and output; gate, up and down."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "biases", "built"),
+    [
+        ({}, 0, (False, False)),
+        ({"attention_bias": True}, ATTENTION, (False, True)),
+        ({"mlp_bias": True}, MLP, (True, False)),
+        ({"attention_bias": True, "mlp_bias": True}, ATTENTION + MLP, (True, False)),
+    ],
+)
+def test_biases_that_a_config_asks_for(fields: dict[str, bool], biases: int, built: tuple[bool, bool]) -> None:
+    """The count is the model's; what Megatron builds has the biases of all linear layers, or those of queries, keys and values."""
+    spec = ModelSpec.from_hf(LLAMA_7B | fields)
+    assert spec.parameters == 6738415616 + biases
+    assert (spec.add_bias_linear, spec.add_qkv_bias) == built
+    shapes = {name: value for name, value in spec.model_dump().items() if name != "biased"}
+    assert held(spec) == held(ModelSpec(**shapes))
+
+
+def held(spec: ModelSpec) -> list[int]:
+    """Parameters of the only rank, by kind of layer."""
+    columns = Columns.of(Workload(model=spec, world_size=1, global_batch_size=1, seq_length=64), TrialConfig())
+    return [int(np.ravel(count)[0]) for count in rank_parameters(columns)]
+
+
+@pytest.mark.parametrize(("step", "layers"), [(1, range(3, 61)), (2, range(4, 61, 2)), (5, range(5, 61, 5))])
+def test_experts_in_every_so_manieth_layer_after_the_dense_ones(step: int, layers: range) -> None:
+    """modeling_deepseek.py: layer_idx >= first_k_dense_replace and layer_idx % moe_layer_freq == 0."""
+    config = next(model["config"] for model in MODELS if model["name"].endswith("DeepSeek-V3"))
+    spec = ModelSpec.from_hf(config | {"moe_layer_freq": step})
+    assert [layer for layer, experts in enumerate(spec.moe_layers) if experts] == list(layers)
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_DESCRIBED))
+def test_an_architecture_that_shapes_do_not_describe_is_named_with_the_reason(kind: str) -> None:
+    with pytest.raises(UnknownModelError, match=f"model_type '{kind}' cannot be described: its?"):
+        ModelSpec.from_hf({**LLAMA_7B, "model_type": kind})
 
 
 def test_reads_a_file_and_its_folder(tmp_path: Path) -> None:
@@ -145,3 +193,27 @@ def test_experts_under_the_name_that_transformers_5_saves() -> None:
     model = next(model for model in MODELS if model["config"]["model_type"] == "qwen3_moe")
     renamed = {("num_local_experts" if name == "num_experts" else name): value for name, value in model["config"].items()}
     assert ModelSpec.from_hf(renamed) == ModelSpec.from_hf(model["config"])
+
+
+MOE_CONFIG = next(model["config"] for model in MODELS if model["name"].endswith("DeepSeek-V3"))
+QWEN_CONFIG = next(model["config"] for model in MODELS if model["name"] == "Qwen/Qwen3-30B-A3B")
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (QWEN_CONFIG, "decoder_sparse_step", 0),
+        (QWEN_CONFIG, "head_dim", "128"),
+        (MOE_CONFIG, "moe_layer_freq", 0),
+        (MOE_CONFIG, "moe_layer_freq", [1]),
+        (MOE_CONFIG, "num_hidden_layers", 10**10),
+        (MOE_CONFIG, "num_hidden_layers", 2.5),
+        (MOE_CONFIG, "n_shared_experts", "1"),
+        (MOE_CONFIG, "first_k_dense_replace", -1),
+        (MOE_CONFIG, "moe_intermediate_size", True),
+    ],
+)
+def test_a_number_that_cannot_be_reckoned_with_is_named(config: dict[str, Any], field: str, value: Any) -> None:
+    with pytest.raises(UnknownModelError, match=f"{field} must be a whole number from") as error:
+        ModelSpec.from_hf(config | {field: value})
+    assert repr(value) in str(error.value)
