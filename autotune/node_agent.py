@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,7 @@ class NodeAgent:
             "address": ray.util.get_node_ip_address(),
             "pid": os.getpid(),
             "gpus": self._gpus,
+            "gpu_uuids": [gpu.info.uuid for gpu in self._devices.charged if gpu.info.is_board],
             "preloads": self._supervised.preloads,
             "supervisors_started": self._supervised.supervisors_started,
         }
@@ -161,7 +162,7 @@ class NodeAgent:
             around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
             with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
                 end = around.refusal or (yield from self._measured(launch, request, around))
-            yield around.witness(node_rank)
+            yield _seen(around.witness(node_rank), end)
             yield end
 
     def measure(self, request: SlotRequest, node_rank: int, nodes: int, master_addr: str, master_port: int) -> list[Event]:
@@ -248,3 +249,10 @@ class NodeAgent:
         missing = {name: value for name, value in self._setup.labels.items() if seen.get(name) != value}
         if missing:
             raise RuntimeError(f"this node does not carry {missing}; its labels are {seen}")
+
+
+def _seen(witness: Witness, end: TrialEnd) -> Witness:
+    """With what the trial's end says of this node. A process that hangs in its kernel is no fault of the configuration."""
+    if not end.broken:
+        return witness
+    return replace(witness, broken=f"{socket.gethostname()}: {end.broken}", lost=witness.lost or end.broken)

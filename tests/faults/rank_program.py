@@ -71,6 +71,16 @@ def out_of_memory(job, context):
     threading.Event().wait()
 
 
+def fill_host_memory(job, context):
+    """Steps while it takes 200 MiB at a time, up to 3 GiB, until somebody ends it."""
+    taken = []
+    for iteration in itertools.count(1):
+        report(context, iteration)
+        if len(taken) < 15 and context.rank == 0:
+            taken.append(b"1" * (200 << 20))
+        time.sleep(0.1)
+
+
 def leave(job, context):
     report(context, 1)
     if context.rank == 1:
