@@ -103,6 +103,7 @@ class NodeAgent:
             for problem in restore_left_behind()[1]:
                 log.warning("%s", problem)
         self._devices = NodeGpus(setup.pool, self._gpus)
+        self._check_gpus()
         self._stopped = ""
         self._running = threading.Lock()
         self._private = SESSION_VARIABLE in os.environ
@@ -243,6 +244,12 @@ class NodeAgent:
             yield
         finally:
             self._running.release()
+
+    def _check_gpus(self) -> None:
+        """Ray's number of GPUs is what somebody or its own search told it; the driver's counts, where it can be asked."""
+        seen = sum(gpu.info.vendor == "nvidia" and gpu.info.is_board for gpu in self._devices.gpus)
+        if 0 < seen < len(self._gpus):
+            raise RuntimeError(f"Ray assigns {len(self._gpus)} GPUs on this node, but the driver sees {seen}")
 
     def _check_labels(self) -> None:
         seen = self._context.get_node_labels()

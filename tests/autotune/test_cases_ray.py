@@ -6,6 +6,7 @@ No Ray here: a study loop with fake results is enough to show what the funnel, t
 import hashlib
 import json
 import math
+import os
 
 import pytest
 import yaml
@@ -20,8 +21,10 @@ from autotune.pool_study import STOPPED_BY_USER
 from autotune.records import TrialResult
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
+from autotune.trial import MegatronTrial
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
+from search_spaces.hardware import GPU_SELECTION
 
 from .study_cases import (
     FAULTS,
@@ -193,6 +196,24 @@ def test_C015_the_same_name_goes_on_with_the_same_study_or_is_refused(tmp_path):
     assert folder.read_spec() == spec
     study_module.prepare_study(spec, folder)
     assert len(open_pool(spec, open_storage(None, tmp_path)).records) == 1
+
+
+@pytest.mark.parametrize("name", GPU_SELECTION)
+def test_C038_gpus_chosen_for_all_nodes_of_a_pool_are_refused(tmp_path, name):
+    path = tmp_path / "study.yaml"
+    environment = {"env": {name: "0,1"}}
+    path.write_text(yaml.safe_dump(study_data(pools=[{"name": "a", "gpus_per_node": 2, "environment": environment}])))
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: pools[0].environment.env: {name}=0,1 would be the same on every node")
+
+
+def test_C036_a_tune_worker_sees_no_gpu(monkeypatch):
+    """Ray leaves an actor without GPUs those of its node."""
+    for name in GPU_SELECTION:
+        monkeypatch.setenv(name, "0,1")
+    MegatronTrial({}, None)
+    assert [os.environ[name] for name in GPU_SELECTION] == ["", "", ""]
 
 
 def test_C048_C053_trials_know_their_study_by_an_explicit_name():

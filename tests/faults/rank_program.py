@@ -72,11 +72,11 @@ def out_of_memory(job, context):
 
 
 def fill_host_memory(job, context):
-    """Steps while it takes 200 MiB at a time, up to 3 GiB, until somebody ends it."""
+    """Steps while it takes 200 MiB at a time, up to 4 GiB, until somebody ends it."""
     taken = []
     for iteration in itertools.count(1):
         report(context, iteration)
-        if len(taken) < 15 and context.rank == 0:
+        if len(taken) < 20 and context.rank == 0:
             taken.append(b"1" * (200 << 20))
         time.sleep(0.1)
 
