@@ -48,7 +48,13 @@ def matching_nodes(pool: PoolSpec, labels: Mapping[str, str], aside: Mapping[str
             f"pool {pool.name!r} needs {pool.nodes} node(s) with {wanted}; the cluster has {len(nodes)}{_besides(labelled, aside)}",
             f"labels in the cluster: {', '.join(known) or 'none'}; start nodes with `ray start --labels={wanted}`",
         )
-    if pool.device == "cuda":
+    if pool.device == "cpu":
+        fitting = [node for node in nodes if node["Resources"].get("CPU", 0) > 0]
+        if len(fitting) < pool.nodes:
+            raise InfrastructureError(
+                f"pool {pool.name!r} runs on CPU, and Ray was told that its nodes have none", "start them without `--num-cpus=0`"
+            )
+    else:
         fitting = [node for node in nodes if node["Resources"].get("GPU", 0) >= pool.gpus_per_node]
         if len(fitting) < pool.nodes:
             seen = sorted({node["Resources"].get("GPU", 0) for node in nodes})
@@ -56,8 +62,7 @@ def matching_nodes(pool: PoolSpec, labels: Mapping[str, str], aside: Mapping[str
                 f"pool {pool.name!r} needs {pool.gpus_per_node} GPUs on each node; Ray sees {seen} on its nodes",
                 "compare `ray status` with the driver's own list (`nvidia-smi -L`)",
             )
-        nodes = fitting
-    return nodes
+    return fitting
 
 
 def sharers_of(nodes: list[dict[str, Any]], pools: tuple[PoolSpec, ...]) -> int:
@@ -67,11 +72,11 @@ def sharers_of(nodes: list[dict[str, Any]], pools: tuple[PoolSpec, ...]) -> int:
 
 def whole_node(pool: PoolSpec, nodes: list[dict[str, Any]], sharers: int) -> dict[str, float]:
     """A whole node: all CPUs that every matching node has (an equal share where pools share one machine), and its GPUs."""
-    cpus = min(node["Resources"].get("CPU", 0.0) for node in nodes) // sharers  # Ray takes whole numbers above 1
-    bundle = {"CPU": cpus}
+    cpus = min(node["Resources"].get("CPU", 0.0) for node in nodes)
+    bundle = {"CPU": cpus // sharers or cpus / sharers}  # Ray takes whole numbers above 1
     if pool.device == "cuda":
         bundle["GPU"] = float(pool.gpus_per_node)
-    return bundle
+    return {name: amount for name, amount in bundle.items() if amount}  # and no zeros
 
 
 def free_part(pool: PoolSpec, nodes: list[dict[str, Any]], whole: Mapping[str, float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 
 import pytest
 import yaml
@@ -196,6 +197,18 @@ def test_C015_the_same_name_goes_on_with_the_same_study_or_is_refused(tmp_path):
     assert folder.read_spec() == spec
     study_module.prepare_study(spec, folder)
     assert len(open_pool(spec, open_storage(None, tmp_path)).records) == 1
+
+
+@pytest.mark.parametrize(("percent", "warns"), [(80, False), (95, True)])
+def test_C035_a_study_warns_of_a_disk_that_is_nearly_full_before_it_starts(tmp_path, monkeypatch, percent, warns):
+    used = type(shutil.disk_usage(tmp_path))(100 << 30, percent << 30, (100 - percent) << 30)
+    monkeypatch.setattr("autotune.doctor.machine.shutil.disk_usage", lambda path: used)
+    monkeypatch.setattr(study_module, "run_study", lambda spec, folder, listener, address: [all_failing()])
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(study_data()))
+    result = CliRunner().invoke(app, ["tune", str(path), "--state", str(tmp_path)])
+    for name in ("state disk", "temporary disk"):
+        assert (f"warning: {name}: " in result.stderr and "95% full, 5.0 GiB free" in result.stderr) == warns
 
 
 @pytest.mark.parametrize("name", GPU_SELECTION)

@@ -29,7 +29,14 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 KIND = {"gpu-kind": "H100"}
 OTHER = {"gpu-kind": "B200"}
 GPU_NODE = {"num_cpus": 2, "num_gpus": 4, "labels": KIND}
-NODES = ({"num_cpus": 1}, GPU_NODE, GPU_NODE, {"num_cpus": 2, "num_gpus": 4, "labels": OTHER})
+WITHOUT_CPUS = {"gpu-kind": "L40S"}
+NODES = (
+    {"num_cpus": 1},
+    GPU_NODE,
+    GPU_NODE,
+    {"num_cpus": 2, "num_gpus": 4, "labels": OTHER},
+    {"num_cpus": 0, "num_gpus": 1, "labels": WITHOUT_CPUS},
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,11 +131,26 @@ def test_C018_C051_what_a_dead_study_left_is_removed_and_its_name_does_not_stop_
         ray.get(ghost.ready(), timeout=30)
     monkeypatch.setattr(reservation, "_FIRST_TRY_S", 5.0)
     with session(two := pool(nodes=2)) as slots:
-        alive = placement_group([{"GPU": 1}], name=f"autotune:other:four:{ray.get_runtime_context().get_job_id()}-0")
-        del alive
+        kept = f"autotune:other:four:{ray.get_runtime_context().get_job_id()}-0"
+        alive = placement_group([{"GPU": 1}], name=kept, bundle_label_selector=[OTHER])
+        ray.get(alive.ready(), timeout=30)
         assert len(described(open_slot(slots, two))) == 2
         states = {group["name"]: group["state"] for group in placement_group_table().values()}
-    assert states[name] == "REMOVED"
+    assert (states[name], states[kept]) == ("REMOVED", "CREATED")
+
+
+def test_nodes_that_ray_was_told_have_no_cpus_serve_gpu_pools_only(session):
+    gpus, ranks = pool(gpus_per_node=1, labels=WITHOUT_CPUS), pool("ranks", gpu="cpu", labels=WITHOUT_CPUS)
+    with session(gpus, ranks) as slots:
+        assert described(open_slot(slots, gpus))[0]["gpus"] == ["0"]
+        with pytest.raises(InfrastructureError, match="'ranks' runs on CPU, and Ray was told that its nodes have none"):
+            open_slot(slots, ranks)
+
+
+def test_more_pools_than_cpus_on_a_node_share_them(session):
+    pools = [pool(f"p{number}", gpu="cpu", gpus_per_node=1, labels=OTHER) for number in range(3)]
+    with session(*pools) as slots:
+        assert len({open_slot(slots, of).node_ids[0] for of in pools}) == 1
 
 
 def test_two_studies_of_one_name_do_not_clash_in_ray(session):
