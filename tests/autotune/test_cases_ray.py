@@ -101,7 +101,7 @@ def all_failing():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_C006_all_trials_failing_ends_with_a_table_of_failures_and_exit_code_1(tmp_path, monkeypatch, as_json):
+def test_C006_G001_G023_all_trials_failing_ends_with_a_table_of_failures_and_exit_code_1(tmp_path, monkeypatch, as_json):
     monkeypatch.setattr(study_module, "run_study", lambda spec, folder, listener, address: [all_failing()])
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study_data()))
@@ -145,7 +145,7 @@ def fingerprint(config):
     return hashlib.sha256(config.model_dump_json().encode()).hexdigest()
 
 
-def test_C010_concurrent_trials_record_exactly_what_they_ran():
+def test_C010_G019_concurrent_trials_record_exactly_what_they_ran():
     study = open_pool(study_spec(search={**SMALL, "recompute": ["none", "selective:core_attn,mlp"]}))
     running, started = [], {}
     for _ in range(4):
@@ -172,7 +172,7 @@ def test_C013_the_history_is_there_after_a_restart(tmp_path):
     assert sum(trial.state.is_finished() for trial in optuna_study(again).trials) == ended == len(again.records)
 
 
-def test_C014_finished_trials_are_never_run_again(tmp_path):
+def test_C014_G024_finished_trials_are_never_run_again(tmp_path):
     """Tune's own snapshots do not matter: every opening knows the storage only."""
     spec, seen = study_spec(search=SMALL), []
     while True:

@@ -36,7 +36,7 @@ def ended(new_study):
     return study
 
 
-def test_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
+def test_D004_G003_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
     records = ended.records()
     assert [record.outcome for record in records] == [*(outcome for outcome, _ in FAULTS.values()), Outcome.COMPLETED]
     for record, (_, detail) in zip(records, FAULTS.values(), strict=False):
