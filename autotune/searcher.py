@@ -20,6 +20,7 @@ from ray.tune.search import Searcher
 from autotune.confirm_time import soaking, steps_to_warm_up
 from autotune.errors import InfrastructureError
 from autotune.guards import boards_guards
+from autotune.judge import as_asked
 from autotune.lost_actors import names_a_node, verdict_of_loss
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
@@ -134,6 +135,7 @@ class StudySearcher(Searcher):
         self._slots.release(flight.slot)
         if fatal := [witness.fatal for witness in shown.witnesses if witness.fatal]:
             flight.study.end_reason = f"infrastructure: {fatal[0]}"
+        shown = as_asked(shown, flight.study.workload)
         record = flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._clock.reach(record.ended_s, *self._waiting_for(flight.study, flight.proposal))
         self._reorder(flight.study)

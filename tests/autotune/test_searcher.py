@@ -143,6 +143,17 @@ def test_a_node_that_does_not_come_back_ends_its_pool_only(made):
     assert searcher.suggest("t2")["request"].trial.startswith("case/b/")
 
 
+def test_G004_ranks_that_ran_another_batch_than_they_were_given_measured_nothing(made):
+    searcher, studies, *_ = made(pools=POOLS[:1])
+    searcher.suggest("t1")
+    result = completed()
+    *before, last = result.steps
+    end(searcher, "t1", replace(result, steps=(*before, replace(last, tokens=128))))
+    record = studies[0].records[0]
+    assert record.outcome is Outcome.CRASHED
+    assert record.detail.startswith("step 8 trained 128 tokens and the study asks for 512: the ranks did not run the batch")
+
+
 STUCK = "rank (pid 4711, state D) cannot be ended"
 
 
