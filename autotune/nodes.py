@@ -65,6 +65,11 @@ def matching_nodes(pool: PoolSpec, labels: Mapping[str, str], aside: Mapping[str
     return fitting
 
 
+def is_alive(node_id: str) -> bool:
+    """Whether Ray knows the node as living."""
+    return any(node["Alive"] for node in ray.nodes() if node["NodeID"] == node_id)
+
+
 def sharers_of(nodes: list[dict[str, Any]], pools: tuple[PoolSpec, ...]) -> int:
     """The study's pools that some of these nodes belong to."""
     return sum(any(pool_labels(pool).items() <= node["Labels"].items() for node in nodes) for pool in pools)

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup, NodeAgent
-from autotune.nodes import matching_nodes
+from autotune.nodes import is_alive, matching_nodes
 from autotune.ray_session import RaySession
 from autotune.reservation import reserve
 from search_spaces.hardware import PoolSpec
@@ -115,6 +115,10 @@ class Slots:
         self._aside |= {slot.node_ids[rank]: why for rank, why in faults.items()}
         for rank, why in faults.items():
             log.warning("pool %s: node %s is set aside: %s", slot.pool.name, slot.node_ids[rank], why)
+        self._renew(slot)
+
+    def _renew(self, slot: Slot) -> None:
+        """Give a slot's nodes back, and hold some that are there."""
         for agent in slot.agents:
             ray.kill(agent)
         remove_placement_group(slot.group)
@@ -152,7 +156,7 @@ class Slots:
         self._ask_all("stop", [(slot, (slot.trial,)) for slot in self._slots if slot.leased])
 
     def repair(self, slot: Slot, *, anew: bool = False) -> None:
-        """Start a new agent for each dead one of the last trial's.
+        """Start a new agent for each dead one of the last trial's, on other nodes where theirs has gone.
 
         Args:
             slot: The slot.
@@ -165,7 +169,13 @@ class Slots:
             if anew or not _answers(agent):
                 log.warning("pool %s: agent of node %d failed; starting another", slot.pool.name, rank)
                 ray.kill(agent)
-                self._start_agent(slot, rank)
+                try:
+                    self._start_agent(slot, rank)
+                except InfrastructureError:
+                    if is_alive(slot.node_ids[rank]):
+                        raise
+                    self._renew(slot)  # Ray had not known yet that the node was gone
+                    return
 
     def _ask_all(self, method: str, calls: list[tuple[Slot, tuple[str, ...]]]) -> list[tuple[Any, RayError]]:
         """Call a method of all agents of these slots at once; the agents that gave no answer in time, and why."""

@@ -193,3 +193,17 @@ def test_C037_a_trial_keeps_the_uuids_of_its_boards(session, tmp_path):
     uuids = [set(node["gpu_uuids"]) for node in found]
     assert [len(of) for of in uuids] == [2, 2]
     assert not uuids[0] & uuids[1]
+
+
+def test_a_node_that_goes_away_is_replaced_by_another_of_its_pool(session, cluster):
+    """The last test on this cluster: it loses a node."""
+    with session(one := pool()) as slots:
+        slot = open_slot(slots, one)
+        (lost,) = slot.node_ids
+        slot.leased, slot.used = True, 1
+        cluster.ask(f"lose {lost}")
+        begin_s = time.monotonic()
+        slots.repair(slot, anew=True)
+        print(f"an agent on another node {time.monotonic() - begin_s:.1f} s after Ray knew of the loss")
+        assert slot.node_ids != [lost]
+        assert described(slot)[0]["labels"]["gpu-kind"] == "H100"
