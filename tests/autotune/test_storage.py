@@ -1,6 +1,8 @@
 """Where a study is kept: journal by default, any URL by option; nothing is lost but the trial that was running."""
 
+import errno
 import os
+import sqlite3
 import threading
 import time
 
@@ -9,7 +11,7 @@ import pytest
 from autotune import storage as storage_module
 from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import LockReport
-from autotune.storage import JOURNAL_NAME, absolute_url, open_storage
+from autotune.storage import JOURNAL_NAME, absolute_url, failing_as_ours, open_storage
 from launchers.outcome import Outcome
 
 from .study_cases import completed, failed, open_pool, optuna_study, run_to_end, study_spec
@@ -194,3 +196,29 @@ def test_D040_postgresql_survives_closed_connections(tmp_path):
             text("select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid() and usename = current_user")
         )
     assert study.finish(proposal, completed()).outcome is Outcome.COMPLETED
+
+
+@pytest.mark.acceptance
+def test_D039_a_locked_sqlite_file_is_waited_for_and_then_told_as_the_storages_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_module, "_FILE_LOCK_S", 1)
+    study = open_pool(SPEC, open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path))
+    other = sqlite3.connect(tmp_path / "study.db", check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(InfrastructureError, match=r"Optuna's storage failed: .*database is locked"), failing_as_ours():
+        study.propose()
+    release = threading.Timer(0.3, other.rollback)
+    release.start()
+    assert study.propose() is not None
+    release.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_fails_is_told_with_its_file_and_what_to_do(number):
+    with pytest.raises(InfrastructureError, match=f"/a/file: {os.strerror(number).lower()}") as told, failing_as_ours():
+        raise OSError(number, os.strerror(number), "/a/file")
+    assert "autotune resume" in told.value.hint
+
+
+def test_other_errors_of_the_system_keep_their_trace():
+    with pytest.raises(ConnectionResetError), failing_as_ours():
+        raise ConnectionResetError
