@@ -24,6 +24,7 @@ PACKAGES := autotune launchers search_spaces
 define ACCEPTANCE
 python benchmarks/overhead.py
 pytest -m "" tests/integration/test_two_pools.py
+pytest -m "" tests/integration/test_shared_cluster.py
 pytest -m "" tests/faults
 pytest -m "" tests/integration/test_network.py
 pytest -m "" tests/test_layout.py tests/integration/test_install.py tests/integration/test_mlflow_server.py

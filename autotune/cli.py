@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 import typer
 from rich.text import Text
 
-from autotune.doctor.command import register_doctor
+from autotune.doctor.command import register_doctor, warn_of_disks
 from autotune.errors import AutotuneError, SpecError
 from autotune.plan_command import register_plan
 from autotune.state_folder import DEFAULT_ROOT, StateFolder, find_study
@@ -189,6 +189,7 @@ def _run(spec: Any, folder: StateFolder, address: str | None, as_json: bool) -> 
     from autotune.stop_signals import EXIT_CODE
     from autotune.study import run_study
 
+    warn_of_disks(_errors, folder.path)
     with Progress(_errors if as_json else console, spec) as progress:
         results = run_study(spec, folder, progress, address=address)
     if as_json:

@@ -30,6 +30,7 @@ class Witness:
         disturbances: What disturbed the trial for certain, each with its owner.
         lost: Why the trial's end says nothing of its configuration, e.g. somebody else's GPU memory; empty where it does.
         fatal: Why nothing more shall run on this node; empty where trials may.
+        broken: Why the node runs no more trials and others may take its place; empty where it is sound.
     """
 
     node_rank: int = 0
@@ -38,6 +39,7 @@ class Witness:
     disturbances: tuple[str, ...] = ()
     lost: str = ""
     fatal: str = ""
+    broken: str = ""
 
 
 def foreign_cpu(witnesses: Sequence[Witness], window: Window | None) -> tuple[float, str]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 from ray import tune
+from ray.exceptions import RayError
 from ray.tune.error import TuneError
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup
 from autotune.node_figures import measure_nodes
-from autotune.placement import Slots, check_nodes
+from autotune.nodes import check_nodes
+from autotune.placement import Slots
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.ray_session import RaySession, pool_labels
@@ -69,16 +73,35 @@ def drive(
 
 
 def _fit(searcher: StudySearcher, scratch: Path) -> None:
-    """One Tuner for everything; its own state is disposable and lies in the session's scratch folder."""
+    """Tune until the searcher has nothing more, with another Tuner where one ended over a worker that Ray itself had killed."""
+    for number in itertools.count():
+        cause = _fit_once(searcher, scratch, f"study-{number}")
+        if cause is None:
+            return
+        searcher.abandon(cause)
+        gc.collect()  # what the ended Tuner refers to in Ray goes while Ray runs: later it would end this process
+
+
+def _fit_once(searcher: StudySearcher, scratch: Path, name: str) -> RayError | None:
+    """One Tuner for everything; its own state is disposable and lies in the session's scratch folder.
+
+    Returns:
+        How a worker ended of which Tune could make no sense, such as by Ray's memory monitor; None where Tune ended as it should.
+    """
     tuner = tune.Tuner(
         tune.with_resources(MegatronTrial, tune.PlacementGroupFactory([_ON_HEAD_NODE])),
         tune_config=tune.TuneConfig(search_alg=searcher, num_samples=-1, reuse_actors=True),
-        run_config=tune.RunConfig(name="study", storage_path=str(scratch), verbose=0, checkpoint_config=_NO_CHECKPOINTS),
+        run_config=tune.RunConfig(name=name, storage_path=str(scratch), verbose=0, checkpoint_config=_NO_CHECKPOINTS),
     )
     try:
         tuner.fit()
     except TuneError as error:
         raise InfrastructureError(f"Ray Tune ended: {error}", "`autotune resume` goes on with the study") from error
+    except RuntimeError as error:
+        if isinstance(error.__cause__, RayError):
+            return error.__cause__.with_traceback(None)
+        raise
+    return None
 
 
 def _ray_is_gone(what: str) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ class NodeAgent:
             for problem in restore_left_behind()[1]:
                 log.warning("%s", problem)
         self._devices = NodeGpus(setup.pool, self._gpus)
+        self._check_gpus()
         self._stopped = ""
         self._running = threading.Lock()
         self._private = SESSION_VARIABLE in os.environ
@@ -135,6 +136,7 @@ class NodeAgent:
             "address": ray.util.get_node_ip_address(),
             "pid": os.getpid(),
             "gpus": self._gpus,
+            "gpu_uuids": [gpu.info.uuid for gpu in self._devices.charged if gpu.info.is_board],
             "preloads": self._supervised.preloads,
             "supervisors_started": self._supervised.supervisors_started,
         }
@@ -161,7 +163,7 @@ class NodeAgent:
             around = Surroundings(self._devices.charged, self._setup.pool, self._supervised, self._own_roots)
             with around.of(request.gpu_power_limit_w, request.measurement, lambda: self._is_stopped(request)):
                 end = around.refusal or (yield from self._measured(launch, request, around))
-            yield around.witness(node_rank)
+            yield _seen(around.witness(node_rank), end)
             yield end
 
     def measure(self, request: SlotRequest, node_rank: int, nodes: int, master_addr: str, master_port: int) -> list[Event]:
@@ -243,8 +245,21 @@ class NodeAgent:
         finally:
             self._running.release()
 
+    def _check_gpus(self) -> None:
+        """Ray's number of GPUs is what somebody or its own search told it; the driver's counts, where it can be asked."""
+        seen = sum(gpu.info.vendor == "nvidia" and gpu.info.is_board for gpu in self._devices.gpus)
+        if 0 < seen < len(self._gpus):
+            raise RuntimeError(f"Ray assigns {len(self._gpus)} GPUs on this node, but the driver sees {seen}")
+
     def _check_labels(self) -> None:
         seen = self._context.get_node_labels()
         missing = {name: value for name, value in self._setup.labels.items() if seen.get(name) != value}
         if missing:
             raise RuntimeError(f"this node does not carry {missing}; its labels are {seen}")
+
+
+def _seen(witness: Witness, end: TrialEnd) -> Witness:
+    """With what the trial's end says of this node. A process that hangs in its kernel is no fault of the configuration."""
+    if not end.broken:
+        return witness
+    return replace(witness, broken=f"{socket.gethostname()}: {end.broken}", lost=witness.lost or end.broken)

@@ -10,26 +10,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from autotune.errors import InfrastructureError
 from autotune.node_agent import AgentSetup, NodeAgent
-from autotune.ray_session import RaySession, pool_labels
+from autotune.nodes import is_alive, matching_nodes
+from autotune.ray_session import RaySession
+from autotune.reservation import reserve
 from search_spaces.hardware import PoolSpec
 
 log = logging.getLogger(__name__)
-_PLACEMENT_TIMEOUT_S = 120.0
 _AGENT_TIMEOUT_S = 120.0
 _ANSWER_S = 30.0
 _END_S = 30.0
 _LOOK_S = 1.0
+_ENDED = (ActorDiedError, OutOfMemoryError)  # the latter where Ray's memory monitor killed the agent
 
 
 @dataclass(eq=False)
@@ -70,6 +73,7 @@ class Slots:
         self._study_id = study_id
         self._slots: list[Slot] = []
         self._setups: dict[str, AgentSetup] = {}
+        self._aside: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         """Nothing is reserved yet."""
@@ -88,28 +92,40 @@ class Slots:
         Raises:
             InfrastructureError: where no such nodes exist, they stay taken, or an agent does not start.
         """
-        pool, labels = setup.pool, setup.labels
-        nodes = matching_nodes(pool, labels)
-        bundle = _bundle(pool, nodes, sharers=_sharers(nodes, self._session.pools))
-        group = placement_group(
-            [bundle] * pool.nodes,
-            strategy="STRICT_SPREAD",
-            name=f"autotune:{self._study_id}:{pool.name}",
-            bundle_label_selector=[labels] * pool.nodes,
-        )
-        slot = Slot(pool, group)
+        slot = Slot(setup.pool, reserve(self._study_id, setup.pool, self._session.pools, self._aside))
         self._slots.append(slot)
-        self._setups[pool.name] = setup
-        try:
-            ray.get(group.ready(), timeout=_PLACEMENT_TIMEOUT_S)
-        except GetTimeoutError:
-            raise InfrastructureError(
-                f"pool {pool.name!r}: its nodes did not become free within {_PLACEMENT_TIMEOUT_S:.0f} s ({_holders(nodes)})",
-                "end what holds them, or tune on other nodes",
-            ) from None
-        for rank in range(pool.nodes):
-            self._start_agent(slot, rank)
+        self._setups[setup.pool.name] = setup
+        self._start_agents(slot)
         return slot
+
+    def _start_agents(self, slot: Slot) -> None:
+        for rank in range(slot.pool.nodes):
+            self._start_agent(slot, rank)
+
+    def leave(self, slot: Slot, faults: Mapping[int, str]) -> None:
+        """Set nodes of a slot aside for good, and take others in its pool in their place.
+
+        Args:
+            slot: The slot.
+            faults: Why, by node rank.
+
+        Raises:
+            InfrastructureError: where the pool has too few others.
+        """
+        self._aside |= {slot.node_ids[rank]: why for rank, why in faults.items()}
+        for rank, why in faults.items():
+            log.warning("pool %s: node %s is set aside: %s", slot.pool.name, slot.node_ids[rank], why)
+        self._renew(slot)
+
+    def _renew(self, slot: Slot) -> None:
+        """Give a slot's nodes back, and hold some that are there."""
+        for agent in slot.agents:
+            ray.kill(agent)
+        remove_placement_group(slot.group)
+        slot.agents.clear()
+        slot.node_ids.clear()
+        slot.group = reserve(self._study_id, slot.pool, self._session.pools, self._aside)
+        self._start_agents(slot)
 
     def lease(self, pool: PoolSpec) -> Slot | None:
         """A free slot for a trial on so many nodes of the pool, sharing none with a leased one; None where there is none now."""
@@ -124,17 +140,23 @@ class Slots:
         """Give a slot back."""
         slot.leased = False
 
-    def end_trial(self, slot: Slot) -> None:
-        """End what still runs on the slot; an agent that does not end it is killed, and its supervisor then ends it."""
-        for agent in self._ask_all("stop", [(slot, (slot.trial,))]):
+    def end_trial(self, slot: Slot) -> RayError | None:
+        """End what still runs on the slot; an agent that does not end it is killed, and its supervisor then ends it.
+
+        Returns:
+            How an agent of the trial had ended before; None where all live.
+        """
+        unheard = self._ask_all("stop", [(slot, (slot.trial,))])
+        for agent, _ in unheard:
             ray.kill(agent)
+        return next((error for _, error in unheard if isinstance(error, _ENDED)), None)
 
     def end_all(self) -> None:
         """End what runs on every leased slot."""
         self._ask_all("stop", [(slot, (slot.trial,)) for slot in self._slots if slot.leased])
 
     def repair(self, slot: Slot, *, anew: bool = False) -> None:
-        """Start a new agent for each dead one of the last trial's.
+        """Start a new agent for each dead one of the last trial's, on other nodes where theirs has gone.
 
         Args:
             slot: The slot.
@@ -147,22 +169,28 @@ class Slots:
             if anew or not _answers(agent):
                 log.warning("pool %s: agent of node %d failed; starting another", slot.pool.name, rank)
                 ray.kill(agent)
-                self._start_agent(slot, rank)
+                try:
+                    self._start_agent(slot, rank)
+                except InfrastructureError:
+                    if is_alive(slot.node_ids[rank]):
+                        raise
+                    self._renew(slot)  # Ray had not known yet that the node was gone
+                    return
 
-    def _ask_all(self, method: str, calls: list[tuple[Slot, tuple[str, ...]]]) -> list[Any]:
-        """Call a method of all agents of these slots at once; the agents that gave no answer in time."""
+    def _ask_all(self, method: str, calls: list[tuple[Slot, tuple[str, ...]]]) -> list[tuple[Any, RayError]]:
+        """Call a method of all agents of these slots at once; the agents that gave no answer in time, and why."""
         asked = [(slot, agent, getattr(agent, method).remote(*values)) for slot, values in calls for agent in slot.agents]
         deadline_s = time.monotonic() + _END_S
-        silent = []
+        unheard = []
         for slot, agent, answer in asked:
             try:
                 ray.get(answer, timeout=max(0.0, deadline_s - time.monotonic()))
-            except ActorDiedError:
-                continue  # then the supervisor ends what it had started
+            except _ENDED as error:  # then the supervisor ends what it had started
+                unheard.append((agent, error))
             except RayError as error:
                 log.warning("pool %s: an agent did not %s: %s", slot.pool.name, method, error)
-                silent.append(agent)
-        return silent
+                unheard.append((agent, error))
+        return unheard
 
     def _start_agent(self, slot: Slot, rank: int) -> None:
         bundle = slot.group.bundle_specs[rank]
@@ -187,13 +215,13 @@ class Slots:
         answer = agent.describe.remote()
         deadline_s = time.monotonic() + _AGENT_TIMEOUT_S
         while not ray.wait([answer], timeout=_LOOK_S)[0]:
-            matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
+            matching_nodes(slot.pool, self._setups[slot.pool.name].labels, self._aside)
             if time.monotonic() > deadline_s:
                 raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank} within {_AGENT_TIMEOUT_S:.0f} s")
         try:
             node_id: str = ray.get(answer)["node_id"]
         except RayError as error:
-            matching_nodes(slot.pool, self._setups[slot.pool.name].labels)
+            matching_nodes(slot.pool, self._setups[slot.pool.name].labels, self._aside)
             raise InfrastructureError(f"pool {slot.pool.name!r}: no agent on node {rank}: {error}") from error
         return node_id
 
@@ -204,66 +232,3 @@ def _answers(agent: Any) -> bool:
     except RayError:
         return False
     return True
-
-
-def check_nodes(pools: tuple[PoolSpec, ...]) -> None:
-    """Refuse at once what no waiting would help.
-
-    Raises:
-        InfrastructureError: where the cluster lacks a pool's nodes or GPUs, with the labels that it has.
-    """
-    for pool in pools:
-        matching_nodes(pool, pool_labels(pool))
-
-
-def matching_nodes(pool: PoolSpec, labels: dict[str, str]) -> list[dict[str, Any]]:
-    """The living nodes that carry these labels and have the pool's GPUs.
-
-    Raises:
-        InfrastructureError: where there are too few.
-    """
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    nodes = [node for node in alive if labels.items() <= node["Labels"].items()]
-    if len(nodes) < pool.nodes:
-        known = sorted({f"{k}={v}" for node in alive for k, v in node["Labels"].items() if not k.startswith("ray.io/node-")})
-        wanted = ", ".join(f"{k}={v}" for k, v in labels.items())
-        raise InfrastructureError(
-            f"pool {pool.name!r} needs {pool.nodes} node(s) with {wanted}; the cluster has {len(nodes)}",
-            f"labels in the cluster: {', '.join(known) or 'none'}; start nodes with `ray start --labels={wanted}`",
-        )
-    if pool.device == "cuda":
-        fitting = [node for node in nodes if node["Resources"].get("GPU", 0) >= pool.gpus_per_node]
-        if len(fitting) < pool.nodes:
-            seen = sorted({node["Resources"].get("GPU", 0) for node in nodes})
-            raise InfrastructureError(
-                f"pool {pool.name!r} needs {pool.gpus_per_node} GPUs on each node; Ray sees {seen} on its nodes",
-                "compare `ray status` with the driver's own list (`nvidia-smi -L`)",
-            )
-        nodes = fitting
-    return nodes
-
-
-def _sharers(nodes: list[dict[str, Any]], pools: tuple[PoolSpec, ...]) -> int:
-    """The study's pools that some of these nodes belong to."""
-    return sum(any(pool_labels(pool).items() <= node["Labels"].items() for node in nodes) for pool in pools)
-
-
-def _bundle(pool: PoolSpec, nodes: list[dict[str, Any]], sharers: int) -> dict[str, float]:
-    """A whole node: all CPUs that every matching node has (an equal share where pools share one machine), and its GPUs."""
-    cpus = min(node["Resources"].get("CPU", 0.0) for node in nodes) // sharers  # Ray takes whole numbers above 1
-    bundle = {"CPU": cpus}
-    if pool.device == "cuda":
-        bundle["GPU"] = float(pool.gpus_per_node)
-    return bundle
-
-
-def _holders(nodes: list[dict[str, Any]]) -> str:
-    available = ray._private.state.available_resources_per_node()
-    parts = []
-    for node in nodes:
-        free = available.get(node["NodeID"], {})
-        parts.append(
-            f"{node['NodeManagerAddress']}: {free.get('CPU', 0):g} of {node['Resources'].get('CPU', 0):g} CPUs and "
-            f"{free.get('GPU', 0):g} of {node['Resources'].get('GPU', 0):g} GPUs free"
-        )
-    return "; ".join(parts)

@@ -175,7 +175,7 @@ def ask_cluster(spec: StudySpec, address: str) -> Probe:
             import ray
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-            from autotune.placement import matching_nodes
+            from autotune.nodes import matching_nodes
 
             ids = list(pool.telemetry.gpus) or None
             task = ray.remote(probe_pool).options(num_cpus=0, runtime_env={"env_vars": pool.telemetry.env})

@@ -26,7 +26,7 @@ import psutil
 from autotune import session_guard
 from autotune.errors import InfrastructureError
 from autotune.session_guard import SESSION_VARIABLE
-from search_spaces.hardware import PoolSpec
+from search_spaces.hardware import GPU_SELECTION, PoolSpec
 
 NAMESPACE = "autotune"
 _MOST_SOCKET_CHARACTERS = 107
@@ -170,6 +170,7 @@ class RaySession:
             raise InfrastructureError(
                 f"no Ray cluster at {self._address}: {error}", "check the address with `ray status --address ...`"
             ) from error
+        _check_job_environment(ray.get_runtime_context().runtime_env.get("env_vars") or {})
 
     def gpus_of(self, pool: PoolSpec) -> tuple[str, ...]:
         """The GPUs of a pool on a private Ray, where pools take turns with the same ones; empty where Ray chooses."""
@@ -194,6 +195,15 @@ def _private_labels(pools: tuple[PoolSpec, ...]) -> dict[str, str]:
                     "give the address of a Ray cluster, or take the labels out of the pools",
                 )
     return labels
+
+
+def _check_job_environment(variables: Mapping[str, str]) -> None:
+    """Refuse a choice of GPUs that was given to the whole Ray job: agents would inherit it on every node."""
+    if named := [name for name in GPU_SELECTION if name in variables]:
+        raise InfrastructureError(
+            f"the runtime environment of this Ray job sets {named[0]}={variables[named[0]]} on every node",
+            "leave it out of the job's `env_vars`: Ray gives each agent the GPUs of its own node",
+        )
 
 
 @contextmanager

@@ -14,11 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ray.exceptions import RayError
 from ray.tune.search import Searcher
 
 from autotune.confirm_time import soaking, steps_to_warm_up
 from autotune.errors import InfrastructureError
 from autotune.guards import boards_guards
+from autotune.judge import as_asked
+from autotune.lost_actors import names_a_node, verdict_of_loss
 from autotune.node_agent import SlotRequest
 from autotune.placement import Slot, Slots
 from autotune.pool_study import STOPPED_BY_USER, PoolStudy
@@ -32,7 +35,7 @@ from autotune.study_clock import StudyClock
 from autotune.time_limits import limits_of, predicted_step_s
 from autotune.trial import RESULT_KEY
 from launchers.limits import Limits
-from launchers.outcome import Outcome
+from launchers.outcome import Outcome, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -106,14 +109,33 @@ class StudySearcher(Searcher):
         if flight is None:
             return
         shown = (result or {}).get(RESULT_KEY)
-        if not isinstance(shown, TrialResult):
-            self._slots.end_trial(flight.slot)
-            shown = TrialResult(Outcome.LOST, "the Tune worker of this trial died", log_folder=flight.log_folder)
-        if shown.outcome is Outcome.LOST and not self._stopped_by_user.is_set():
-            self._repair(flight, shown.agent_failed)
+        self._end(flight, shown if isinstance(shown, TrialResult) else self._without_worker(flight))
+
+    def abandon(self, cause: RayError) -> None:
+        """End every running trial: Tune itself ended, because it could not make sense of how one of its workers did."""
+        for trial_id in list(self.in_flight):
+            flight = self.in_flight.pop(trial_id)
+            self._end(flight, self._without_worker(flight, cause))
+
+    def _without_worker(self, flight: _InFlight, cause: RayError | None = None) -> TrialResult:
+        """What a trial shows whose Tune worker died; memory that ran out on its node is what it did."""
+        slot = flight.slot
+        died = self._slots.end_trial(slot)
+        verdict = Verdict(Outcome.LOST, "the Tune worker of this trial died")
+        if cause is not None and names_a_node(cause, slot.node_ids[: slot.used]):
+            verdict = verdict_of_loss(cause, "the Tune worker of this trial")
+        elif died is not None:
+            verdict = verdict_of_loss(died, "an agent")
+        return TrialResult(verdict.outcome, verdict.detail, log_folder=flight.log_folder, agent_failed=died is not None)
+
+    def _end(self, flight: _InFlight, shown: TrialResult) -> None:
+        broken = {witness.node_rank: witness.broken for witness in shown.witnesses if witness.broken}
+        if (broken or shown.agent_failed or shown.outcome is Outcome.LOST) and not self._stopped_by_user.is_set():
+            self._repair(flight, broken, shown.agent_failed)
         self._slots.release(flight.slot)
         if fatal := [witness.fatal for witness in shown.witnesses if witness.fatal]:
             flight.study.end_reason = f"infrastructure: {fatal[0]}"
+        shown = as_asked(shown, flight.study.workload)
         record = flight.study.finish(flight.proposal, shown, stopped_by_user=self._stopped_by_user.is_set())
         self._clock.reach(record.ended_s, *self._waiting_for(flight.study, flight.proposal))
         self._reorder(flight.study)
@@ -211,12 +233,17 @@ class StudySearcher(Searcher):
         found = limits_of(measurement, said_s, steps=measurement.steps, exploring_steps=exploring, first=first)
         return replace(found, trial_s=found.trial_s + (soak.timeout_s if soak is not None else 0.0))
 
-    def _repair(self, flight: _InFlight, agent_failed: bool) -> None:
-        """A slot whose node does not come back ends its pool's study; the others go on."""
+    def _repair(self, flight: _InFlight, broken: dict[int, str], agent_failed: bool) -> None:
+        """A slot whose nodes can neither be had again nor be replaced ends its pool's studies; the others go on."""
         try:
-            self._slots.repair(flight.slot, anew=agent_failed)
+            if broken:
+                self._slots.leave(flight.slot, broken)
+            else:
+                self._slots.repair(flight.slot, anew=agent_failed)
         except InfrastructureError as error:
-            flight.study.end_reason = f"infrastructure: {error}"
+            for study in self._studies:
+                if study.pool.name == flight.study.pool.name:
+                    study.end_reason = study.end_reason or f"infrastructure: {error}"
 
     def _reorder(self, study: PoolStudy) -> None:
         """The pool that just ran goes last, so that pools on shared nodes take turns."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -24,7 +27,9 @@ JOURNAL_NAME = "optuna-journal.log"
 WAIT_S = 30.0
 _RETRY_S = 1.0
 _MOST_RACES = 5
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 _CONNECT_S = 15
+_FILE_LOCK_S = 60  # a backup or a viewer may lock an SQLite file for a while
 _BLOCK_BYTES = 65536
 _LOCK_SUFFIX = ".lock"  # of JournalFileOpenLock
 # Where the parts of a fingerprint stand in a study file: a workload's fields are its own.
@@ -57,6 +62,26 @@ def open_storage(url: str | None, state_folder: Path, *, wait_s: float = WAIT_S,
         raise InfrastructureError(problem, "give another state folder or `storage:`") from None
     _check_locks(path.parent, mounts)
     return _open_database(url, 0.0) if url and url.startswith("sqlite") else _open_journal(path)
+
+
+@contextmanager
+def failing_as_ours() -> Iterator[None]:
+    """A storage or disk that fails while a study runs ends it with one message; what it holds is there for `resume`.
+
+    Raises:
+        InfrastructureError: in place of the storage's error, or the disk's.
+    """
+    try:
+        yield
+    except StorageInternalError as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        raise InfrastructureError(f"Optuna's storage failed: {cause}", "mend it, then `autotune resume`") from error
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        problem = f"the disk failed: {where}{(error.strerror or 'error').lower()}"
+        raise InfrastructureError(problem, "free space or mend it, then `autotune resume`") from error
 
 
 def absolute_url(url: str) -> str:
@@ -135,7 +160,8 @@ def _open_database(url: str, wait_s: float) -> BaseStorage:
     """Connect, waiting for a server that is still starting, and for another driver that is making the tables."""
     is_file = url.startswith("sqlite")
     # Connections idle for the length of a trial may have been closed by the server.
-    engine = {} if is_file else {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_S}}
+    on_server = {"pool_pre_ping": True, "connect_args": {"connect_timeout": _CONNECT_S}}
+    engine = {"connect_args": {"timeout": _FILE_LOCK_S}} if is_file else on_server
     deadline, races = time.monotonic() + wait_s, 0
     while True:
         try:

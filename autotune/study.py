@@ -30,7 +30,7 @@ from autotune.simulation import host_pool, is_simulated, note, twin_launcher
 from autotune.spec import StudySpec, node_words, pool_key
 from autotune.state_folder import StateFolder
 from autotune.stop_signals import StopSignals, give_up
-from autotune.storage import drop_stale_lock, open_storage
+from autotune.storage import drop_stale_lock, failing_as_ours, open_storage
 from autotune.time_limits import check_time_limits, predicted_step_s
 from autotune.tracking import Tracker
 from launchers.base import Launcher
@@ -204,7 +204,7 @@ def run_study(spec: StudySpec, folder: StateFolder, listener: Listener, *, addre
         AutotuneError: where the study cannot start or its infrastructure is lost.
     """
     check_runnable(spec)
-    with StopSignals() as stop, ExitStack() as stack:
+    with failing_as_ours(), StopSignals() as stop, ExitStack() as stack:
         with stop.interruptible():
             storage = stack.enter_context(driving(spec, folder))
         tracker = Tracker(spec.tracking_uri, folder.path)

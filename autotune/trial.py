@@ -6,6 +6,7 @@ A small actor that Tune reuses. It holds no GPU and no process of the trial, so 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from ray import tune
 from ray.exceptions import RayError
 
 from autotune.contamination import Witness
+from autotune.lost_actors import verdict_of_loss
 from autotune.metrics import readable
 from autotune.node_agent import SlotRequest
 from autotune.racing import Enough, enough
@@ -27,6 +29,7 @@ from autotune.telemetry_summary import TrialTelemetry
 from launchers.base import StepRecord
 from launchers.outcome import Outcome, Verdict, classify_nodes
 from launchers.process import TrialEnd
+from search_spaces.hardware import GPU_SELECTION
 
 RESULT_KEY = "autotune_result"
 _END_GRACE_S = 15.0
@@ -125,7 +128,7 @@ def run_on_agents(agents: list[Any], request: SlotRequest) -> TrialResult:
         _follow(agents, request, streams, merged, deadline_s=launched_s + limit_s)
     except RayError as error:
         merged.agent_failed = True
-        merged.verdicts.append(Verdict(Outcome.LOST, f"an agent died or did not answer: {_first_line(error)}"))
+        merged.verdicts.append(verdict_of_loss(error, "an agent"))
     verdict = merged.verdict()
     return TrialResult(
         outcome=verdict.outcome,
@@ -186,15 +189,12 @@ def _take(stream: Any, running: list[Any], merged: Merged) -> bool:
     return isinstance(item, StepRecord)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
 class MegatronTrial(tune.Trainable):
     """One Tune trial = one `step` = one whole trial. Its config holds `agents` and `request`."""
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Keep what to run."""
+        """Keep what to run. Ray leaves an actor without GPUs those of its node: this one must never touch them."""
+        os.environ.update(dict.fromkeys(GPU_SELECTION, ""))
         self._launch = config
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

@@ -49,7 +49,8 @@ class TrialEnd:
         ended_s: Unix time after the clean-up.
         exit_codes: Exit code by rank, negative for a signal, of ranks that ended by themselves.
         killed: Processes that were ended.
-        survivors: Processes that could not be killed; the node should be set aside.
+        survivors: Processes that could not be killed.
+        broken: Why the node should be set aside; empty where it is sound.
     """
 
     verdict: Verdict
@@ -59,6 +60,7 @@ class TrialEnd:
     exit_codes: dict[int, int]
     killed: int
     survivors: tuple[str, ...]
+    broken: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -246,6 +248,7 @@ class _Watch:
 
     def result(self) -> TrialEnd:
         """Judge it."""
+        survivors = tuple(self.ended.get("survivors", ()))
         return TrialEnd(
             verdict=classify(self._evidence()),
             num_steps=self.num_steps,
@@ -253,7 +256,8 @@ class _Watch:
             ended_s=time.time(),
             exit_codes={rank: event["code"] for rank, event in self.exits.items()},
             killed=self.ended.get("killed", 0),
-            survivors=tuple(self.ended.get("survivors", ())),
+            survivors=survivors,
+            broken=f"{', '.join(survivors)} cannot be ended" if survivors else "",
         )
 
 

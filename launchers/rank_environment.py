@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from search_spaces.hardware import GPU_SELECTION
+
 _AGENT_ONLY_PREFIXES = ("PYTHON", "RAY_")
 _AGENT_ONLY = ("VIRTUAL_ENV", "LD_LIBRARY_PATH", "LD_PRELOAD")
-_GPU_SELECTION = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 def node_environment(raylet_pid: int | None) -> dict[str, str]:
@@ -18,7 +19,7 @@ def node_environment(raylet_pid: int | None) -> dict[str, str]:
     """
     node = _environment_of(raylet_pid)
     agent_only = _AGENT_ONLY if node is None else ("VIRTUAL_ENV",)
-    base = os.environ if node is None else node | {name: os.environ[name] for name in _GPU_SELECTION if name in os.environ}
+    base = os.environ if node is None else node | {name: os.environ[name] for name in GPU_SELECTION if name in os.environ}
     return {name: value for name, value in base.items() if name not in agent_only and not name.startswith(_AGENT_ONLY_PREFIXES)}
 
 

@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFlo
 
 from search_spaces.whole import GpusPerNode, Nodes
 
+GPU_SELECTION = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that name the GPUs which a process sees. Ray sets them for each agent; one value for all nodes is wrong on some."""
+
 
 class RankEnvironment(BaseModel):
     """How the ranks of a pool are started: the user's own Python and its surroundings, never ours.
@@ -31,6 +34,16 @@ class RankEnvironment(BaseModel):
     container: tuple[str, ...] = ()
     container_stop: tuple[str, ...] = ()
     env: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("env")
+    @classmethod
+    def _leaves_gpus_to_each_node(cls, env: dict[str, str]) -> dict[str, str]:
+        if named := [name for name in GPU_SELECTION if env.get(name)]:
+            raise ValueError(
+                f"{named[0]}={env[named[0]]} would be the same on every node (each gets its GPUs from Ray; the study's `gpus` "
+                "chooses those of one machine)"
+            )
+        return env
 
 
 class TelemetrySpec(BaseModel):

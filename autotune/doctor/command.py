@@ -48,6 +48,16 @@ def register_doctor(app: typer.Typer, friendly: Friendly, console: Console) -> N
     app.command()(friendly(doctor))
 
 
+def warn_of_disks(console: Console, state: Path) -> None:
+    """Say before a study that it may run out of space: logs and readings go to one disk, Ray's files to the other."""
+    from autotune.doctor.finding import Status
+    from autotune.doctor.machine import read_disks
+
+    for finding in read_disks(state):
+        if finding.status is not Status.OK:
+            console.print(f"[yellow]warning:[/] {finding.name}: {finding.detail}; {finding.fix}", soft_wrap=True)
+
+
 def _watch(console: Console) -> None:
     from autotune.doctor.telemetry import watch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,6 +84,11 @@ def check_filesystem(state: Path, kind: str, network: bool, locks: LockReport) -
     if network:
         return Finding("state folder", Status.WARN, f"{place}; locks hold between processes of this node", f"safer: {fix}")
     return Finding("state folder", Status.OK, f"{place}; locks hold")
+
+
+def read_disks(state: Path) -> list[Finding]:
+    """How full the disks are that a study writes to."""
+    return [read_disk("state disk", state), read_disk("temporary disk", Path(tempfile.gettempdir()))]
 
 
 def read_disk(name: str, path: Path) -> Finding:

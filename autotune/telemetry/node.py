@@ -226,7 +226,7 @@ def run_measured(
                 continue
             yield recording.end(node_rank)
             if lost := recording.lost:
-                yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"))
+                yield replace(item, verdict=Verdict(Outcome.LOST, f"GPU lost: {lost}"), broken=f"GPU lost: {lost}")
             elif crossed:
                 yield replace(item, verdict=Verdict(Outcome.OVER_GUARD, crossed, time_s=item.ended_s))
             else:

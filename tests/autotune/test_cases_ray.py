@@ -6,6 +6,8 @@ No Ray here: a study loop with fake results is enough to show what the funnel, t
 import hashlib
 import json
 import math
+import os
+import shutil
 
 import pytest
 import yaml
@@ -20,8 +22,10 @@ from autotune.pool_study import STOPPED_BY_USER
 from autotune.records import TrialResult
 from autotune.state_folder import StateFolder
 from autotune.storage import open_storage
+from autotune.trial import MegatronTrial
 from launchers.base import StepRecord
 from launchers.outcome import Outcome
+from search_spaces.hardware import GPU_SELECTION
 
 from .study_cases import (
     FAULTS,
@@ -97,7 +101,7 @@ def all_failing():
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_C006_all_trials_failing_ends_with_a_table_of_failures_and_exit_code_1(tmp_path, monkeypatch, as_json):
+def test_C006_G001_G023_all_trials_failing_ends_with_a_table_of_failures_and_exit_code_1(tmp_path, monkeypatch, as_json):
     monkeypatch.setattr(study_module, "run_study", lambda spec, folder, listener, address: [all_failing()])
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study_data()))
@@ -141,7 +145,7 @@ def fingerprint(config):
     return hashlib.sha256(config.model_dump_json().encode()).hexdigest()
 
 
-def test_C010_concurrent_trials_record_exactly_what_they_ran():
+def test_C010_G019_concurrent_trials_record_exactly_what_they_ran():
     study = open_pool(study_spec(search={**SMALL, "recompute": ["none", "selective:core_attn,mlp"]}))
     running, started = [], {}
     for _ in range(4):
@@ -168,7 +172,7 @@ def test_C013_the_history_is_there_after_a_restart(tmp_path):
     assert sum(trial.state.is_finished() for trial in optuna_study(again).trials) == ended == len(again.records)
 
 
-def test_C014_finished_trials_are_never_run_again(tmp_path):
+def test_C014_G024_finished_trials_are_never_run_again(tmp_path):
     """Tune's own snapshots do not matter: every opening knows the storage only."""
     spec, seen = study_spec(search=SMALL), []
     while True:
@@ -193,6 +197,36 @@ def test_C015_the_same_name_goes_on_with_the_same_study_or_is_refused(tmp_path):
     assert folder.read_spec() == spec
     study_module.prepare_study(spec, folder)
     assert len(open_pool(spec, open_storage(None, tmp_path)).records) == 1
+
+
+@pytest.mark.parametrize(("percent", "warns"), [(80, False), (95, True)])
+def test_C035_a_study_warns_of_a_disk_that_is_nearly_full_before_it_starts(tmp_path, monkeypatch, percent, warns):
+    used = type(shutil.disk_usage(tmp_path))(100 << 30, percent << 30, (100 - percent) << 30)
+    monkeypatch.setattr("autotune.doctor.machine.shutil.disk_usage", lambda path: used)
+    monkeypatch.setattr(study_module, "run_study", lambda spec, folder, listener, address: [all_failing()])
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(study_data()))
+    result = CliRunner().invoke(app, ["tune", str(path), "--state", str(tmp_path)])
+    for name in ("state disk", "temporary disk"):
+        assert (f"warning: {name}: " in result.stderr and "95% full, 5.0 GiB free" in result.stderr) == warns
+
+
+@pytest.mark.parametrize("name", GPU_SELECTION)
+def test_C038_gpus_chosen_for_all_nodes_of_a_pool_are_refused(tmp_path, name):
+    path = tmp_path / "study.yaml"
+    environment = {"env": {name: "0,1"}}
+    path.write_text(yaml.safe_dump(study_data(pools=[{"name": "a", "gpus_per_node": 2, "environment": environment}])))
+    result = CliRunner().invoke(app, ["check", str(path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: pools[0].environment.env: {name}=0,1 would be the same on every node")
+
+
+def test_C036_a_tune_worker_sees_no_gpu(monkeypatch):
+    """Ray leaves an actor without GPUs those of its node."""
+    for name in GPU_SELECTION:
+        monkeypatch.setenv(name, "0,1")
+    MegatronTrial({}, None)
+    assert [os.environ[name] for name in GPU_SELECTION] == ["", "", ""]
 
 
 def test_C048_C053_trials_know_their_study_by_an_explicit_name():

@@ -46,7 +46,7 @@ def read_json(*arguments):
     return json.loads(result.stdout)
 
 
-def test_best_as_json_answers_per_pool_and_overall(root):
+def test_G002_best_as_json_answers_per_pool_and_overall(root):
     found = read_json("best", "case", "--state", root)
     assert found["overall"] == "laptop"
     assert [(pool["pool"], pool["baseline"]["trial"]) for pool in found["pools"]] == [("laptop", 0), ("pair", 0)]
@@ -78,7 +78,7 @@ def test_status_says_whether_a_driver_runs(root):
 
 
 @pytest.mark.parametrize("pool", ["laptop", "pair"])
-def test_export_prints_arguments_that_read_back_as_the_winner(root, pool):
+def test_G025_export_prints_arguments_that_read_back_as_the_winner(root, pool):
     found = read_json("export", "case", "--state", root, "--pool", pool)
     best = next(entry for entry in read_json("best", "case", "--state", root)["pools"] if entry["pool"] == pool)["best"]
     assert found["trial"] == best["trial"]

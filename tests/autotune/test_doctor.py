@@ -184,7 +184,7 @@ def test_state_folder_that_does_not_exist_yet_is_tested_where_it_would_be(tmp_pa
 
 
 @pytest.mark.parametrize(("free", "status"), [(16, OK), (15, WARN), (10, WARN), (6, WARN), (5, FAIL), (0, FAIL)])
-def test_disk_warns_at_85_percent_and_fails_where_ray_stops_spilling(free, status):
+def test_C035_disk_warns_at_85_percent_and_fails_where_ray_stops_spilling(free, status):
     finding = check_disk("temporary disk", Path("/tmp"), 100, free)
     assert finding.status is status
     assert f"{100 - free}% full" in finding.detail

@@ -218,7 +218,7 @@ def test_check_answers_lines_that_are_no_cases(line, problem):
     assert good["legal"]
 
 
-def test_where_nothing_can_be_run_the_answer_says_what_is_in_the_way(tmp_path):
+def test_G021_where_nothing_can_be_run_the_answer_says_what_is_in_the_way(tmp_path):
     """Positions that end before the sequence does; and Llama-3-405B, 18 bytes a parameter, on 8 GPUs."""
 
     def said(config, *more):

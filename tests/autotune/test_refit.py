@@ -188,7 +188,7 @@ def test_a_fit_that_fails_stops_nothing(monkeypatch, caplog):
     assert "not refitted: singular" in caplog.text
 
 
-def test_an_unknown_gpu_has_no_predictions_and_is_tuned_all_the_same():
+def test_G016_an_unknown_gpu_has_no_predictions_and_is_tuned_all_the_same():
     spec = study_spec(pools=[{"name": "new", "gpu": "x9000", "gpus_per_node": 4}], budget={"trials": 2})
     study = open_pool(spec, refits=True)
     run_to_end(study, lambda proposal: TrialResult(Outcome.COMPLETED, "", steps_of(0.1)))

@@ -7,8 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import OutOfMemoryError
 from ray.tune.search import Searcher
 
+from autotune.contamination import Witness
 from autotune.errors import InfrastructureError
 from autotune.pool_study import STOPPED_BY_USER
 from autotune.records import Phase, TrialResult
@@ -25,14 +27,16 @@ class FakeSlots:
     """One slot per pool."""
 
     def __init__(self):
-        self.leased, self.repaired, self.ended = set(), [], []
+        self.leased, self.repaired, self.ended, self.left = set(), [], [], []
+        self.died = None
         self.broken = False
 
     def lease(self, pool):
         if pool.name in self.leased:
             return None
         self.leased.add(pool.name)
-        return SimpleNamespace(trial_agents=["agent"] * pool.nodes, pool=pool.name)
+        node_ids = [f"node-of-{pool.name}"]
+        return SimpleNamespace(trial_agents=["agent"] * pool.nodes, pool=pool.name, node_ids=node_ids, used=pool.nodes)
 
     def release(self, slot):
         self.leased.remove(slot.pool)
@@ -43,8 +47,14 @@ class FakeSlots:
         if self.broken:
             raise InfrastructureError("node does not come back")
 
+    def leave(self, slot, faults):
+        self.left.append((slot.pool, faults))
+        if self.broken:
+            raise InfrastructureError("there is no other node")
+
     def end_trial(self, slot):
         self.ended.append(slot.pool)
+        return self.died
 
 
 @pytest.fixture
@@ -131,6 +141,63 @@ def test_a_node_that_does_not_come_back_ends_its_pool_only(made):
     end(searcher, "t1", failed(Outcome.LOST))
     assert studies[0].end_reason == "infrastructure: node does not come back"
     assert searcher.suggest("t2")["request"].trial.startswith("case/b/")
+
+
+def test_G004_ranks_that_ran_another_batch_than_they_were_given_measured_nothing(made):
+    searcher, studies, *_ = made(pools=POOLS[:1])
+    searcher.suggest("t1")
+    result = completed()
+    *before, last = result.steps
+    end(searcher, "t1", replace(result, steps=(*before, replace(last, tokens=128))))
+    record = studies[0].records[0]
+    assert record.outcome is Outcome.CRASHED
+    assert record.detail.startswith("step 8 trained 128 tokens and the study asks for 512: the ranks did not run the batch")
+
+
+STUCK = "rank (pid 4711, state D) cannot be ended"
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_C032_F036_a_broken_node_is_left_and_the_configuration_is_not_blamed(made, others):
+    searcher, studies, slots, _ = made()
+    searcher.suggest("t1")
+    slots.broken = not others
+    end(searcher, "t1", replace(failed(Outcome.HUNG), witnesses=(Witness(0, lost=STUCK, broken=STUCK),)))
+    assert slots.left == [("a", {0: STUCK})]
+    assert studies[0].records[0].outcome is Outcome.LOST
+    assert studies[0].end_reason == ("" if others else "infrastructure: there is no other node")
+    next_ones = [searcher.suggest("t2"), searcher.suggest("t3")]
+    assert [found["request"].trial for found in next_ones if found] == ["case/b/1x4/0"] + ["case/a/1x2/1"] * others
+
+
+def test_a_completed_trial_on_a_node_that_then_breaks_keeps_its_result(made):
+    searcher, studies, slots, _ = made()
+    searcher.suggest("t1")
+    end(searcher, "t1", replace(completed(), witnesses=(Witness(0, lost=STUCK, broken=STUCK),)))
+    assert studies[0].records[0].outcome is Outcome.COMPLETED
+    assert slots.left == [("a", {0: STUCK})]
+
+
+def memory_ran_out_on(node):
+    return OutOfMemoryError(f"2 worker(s) were killed due to the node running low on memory. Memory on the node (ID: {node}) was")
+
+
+@pytest.mark.parametrize("seen_by", ["tune", "agent"])
+def test_C034_memory_that_ran_out_on_a_trials_host_ends_it_as_oom_and_no_other_pools(made, seen_by):
+    """Tune itself ends where Ray killed its worker; what runs elsewhere is lost, not blamed."""
+    searcher, (first, second), slots, _ = made()
+    searcher.suggest("t1")
+    searcher.suggest("t2")
+    if seen_by == "tune":
+        searcher.abandon(memory_ran_out_on("node-of-a"))
+        assert second.records[0].outcome is Outcome.LOST
+    else:
+        slots.died = memory_ran_out_on("node-of-a")
+        searcher.on_trial_complete("t1", None, error=True)
+    record = first.records[0]
+    assert record.outcome is Outcome.OOM
+    assert "the host ran out of memory (not the GPU)" in record.detail
+    assert searcher.suggest("t3")["request"].trial.startswith("case/a/")
 
 
 @pytest.mark.parametrize("agent_failed", [False, True])

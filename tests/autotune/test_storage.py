@@ -1,6 +1,8 @@
 """Where a study is kept: journal by default, any URL by option; nothing is lost but the trial that was running."""
 
+import errno
 import os
+import sqlite3
 import threading
 import time
 
@@ -11,7 +13,7 @@ from autotune import storage as storage_module
 from autotune.candidates import candidate_table, fingerprint
 from autotune.errors import InfrastructureError, SpecError
 from autotune.filesystem import LockReport
-from autotune.storage import JOURNAL_NAME, absolute_url, open_storage, open_study
+from autotune.storage import JOURNAL_NAME, absolute_url, failing_as_ours, open_storage, open_study
 from launchers.outcome import Outcome
 
 from .study_cases import MODEL, POOL, completed, failed, open_pool, optuna_study, run_to_end, study_spec
@@ -247,3 +249,29 @@ def test_a_study_of_an_earlier_version_is_compared_as_far_as_it_says(opened):
     kept = optuna_study(open_pool(SPEC, open_it()))
     kept.set_user_attr("fingerprint", {key: value for key, value in kept.user_attrs["fingerprint"].items() if key != "gpu"})
     open_pool(SPEC, open_it())
+
+
+@pytest.mark.acceptance
+def test_D039_a_locked_sqlite_file_is_waited_for_and_then_told_as_the_storages_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr(storage_module, "_FILE_LOCK_S", 1)
+    study = open_pool(SPEC, open_storage(f"sqlite:///{tmp_path}/study.db", tmp_path))
+    other = sqlite3.connect(tmp_path / "study.db", check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(InfrastructureError, match=r"Optuna's storage failed: .*database is locked"), failing_as_ours():
+        study.propose()
+    release = threading.Timer(0.3, other.rollback)
+    release.start()
+    assert study.propose() is not None
+    release.join()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_fails_is_told_with_its_file_and_what_to_do(number):
+    with pytest.raises(InfrastructureError, match=f"/a/file: {os.strerror(number).lower()}") as told, failing_as_ours():
+        raise OSError(number, os.strerror(number), "/a/file")
+    assert "autotune resume" in told.value.hint
+
+
+def test_other_errors_of_the_system_keep_their_trace():
+    with pytest.raises(ConnectionResetError), failing_as_ours():
+        raise ConnectionResetError

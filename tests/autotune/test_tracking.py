@@ -37,7 +37,7 @@ def test_a_trial_is_one_nested_run_with_everything_in_it(tracker, tmp_path):
     assert log.endswith("the reason")
 
 
-def test_refused_and_failed_trials_are_runs_with_their_reason(tracker):
+def test_C046_E018_refused_and_failed_trials_are_runs_with_their_reason(tracker):
     refused = record(0, outcome=Outcome.REFUSED, metrics={}, steps=(), value=None, violations=(Violation("heads", 1.0, "12 % 8"),))
     found = logged(tracker, refused, record(1, outcome=Outcome.OOM, detail="out of memory"), record(2, outcome=Outcome.LOST))
     assert [found[number].info.status for number in range(3)] == ["FAILED", "FAILED", "KILLED"]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 CONTROL = Path(os.environ["FAULTS"])
+TOKENS = 64 * 32  # of a step of `STUDY`
 
 
 class OutOfMemoryError(RuntimeError):
@@ -21,7 +22,7 @@ class OutOfMemoryError(RuntimeError):
 def report(context, iteration, loss=1.0):
     if context.rank == context.rendezvous.world_size - 1:
         step = {"event": "step", "iteration": iteration, "time_s": time.time(), "step_s": 0.01, "loss": loss}
-        context.emit(step | {"grad_norm": None, "tokens": 64, "peak_memory_gib": None})
+        context.emit(step | {"grad_norm": None, "tokens": TOKENS, "peak_memory_gib": None})
 
 
 def complete(job, context):
@@ -69,6 +70,16 @@ def out_of_memory(job, context):
     if context.rank == 0:
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     threading.Event().wait()
+
+
+def fill_host_memory(job, context):
+    """Steps while it takes 200 MiB at a time, up to 4 GiB, until somebody ends it."""
+    taken = []
+    for iteration in itertools.count(1):
+        report(context, iteration)
+        if len(taken) < 20 and context.rank == 0:
+            taken.append(b"1" * (200 << 20))
+        time.sleep(0.1)
 
 
 def leave(job, context):

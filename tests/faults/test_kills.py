@@ -105,7 +105,7 @@ def counters(record):
     return {name: record.environment[f"node0.{name}"] for name in ("pid", "supervisors_started", "preloads")}
 
 
-def test_ranks_and_agents_may_die_and_a_killed_driver_loses_one_trial(study):
+def test_C025_C026_C031_ranks_and_agents_may_die_and_a_killed_driver_loses_one_trial(study):
     """The fast part of the matrix."""
     run_to_mid_trial(study)
     for role in ("guardian", "supervisor"):  # they end what is below them, and must not be ended before by the session guard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from launchers.outcome import Outcome
@@ -45,7 +46,7 @@ def ended(tmp_path_factory):
         study.close()
 
 
-def test_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
+def test_D004_G003_failures_are_results_and_cost_the_next_trial_neither_agent_nor_preload(ended):
     records = ended.records()
     assert [record.outcome for record in records] == [*(outcome for outcome, _ in FAULTS.values()), Outcome.COMPLETED]
     for record, (_, detail) in zip(records, FAULTS.values(), strict=False):
@@ -70,3 +71,20 @@ def test_a_trial_that_is_measured_well_enough_is_completed_and_leaves_nothing(en
         assert record.metrics["step_interval_fraction"] <= 0.01
     assert records[-1].environment["node0.preloads"] == records[-1].environment["node0.supervisors_started"] == "1"
     assert not ended.members()
+
+
+@pytest.mark.acceptance
+def test_C034_ray_ending_its_workers_on_a_full_host_is_the_hosts_oom_and_the_study_goes_on(new_study):
+    """Ray's monitor ends the agent and the Tune worker of a trial whose ranks, no workers of Ray's, take the memory."""
+    memory = psutil.virtual_memory()
+    free_before_gib = 1.5
+    study = new_study(budget={"trials": 3, "confidence": None})
+    used = 1.0 - (memory.available - free_before_gib * 1024**3) / memory.total
+    study.environment["RAY_memory_usage_threshold"] = f"{used:.4f}"
+    study.plan("complete", "fill_host_memory", "complete")
+    study.start()
+    assert study.wait(150) == 0, study.tail()
+    records = study.records()
+    assert [record.outcome for record in records] == [Outcome.COMPLETED, Outcome.OOM, Outcome.COMPLETED], study.tail()
+    assert "the host ran out of memory (not the GPU)" in records[1].detail
+    assert not study.members()

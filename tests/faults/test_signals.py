@@ -45,7 +45,7 @@ def check_clean_end(study):
     assert not study.members()
 
 
-def test_ctrl_c_ends_the_study_cleanly_and_resume_runs_the_same_candidate_again(new_study):
+def test_C027_C051_ctrl_c_ends_the_study_cleanly_and_resume_runs_the_same_candidate_again(new_study):
     study = new_study()
     run_to_mid_trial(study)
     os.killpg(study.driver.pid, signal.SIGINT)  # as a terminal does: to Ray's processes, too

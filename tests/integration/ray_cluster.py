@@ -1,6 +1,7 @@
 """A Ray cluster of several nodes on this machine, in a process of its own: argv = one JSON object of `add_node` options per node.
 
-Prints its address, then answers lines on stdin: `nodes` with the number of living nodes, `remove N` after node N has died.
+Prints its address, then answers lines on stdin: `nodes` with the number of living nodes, `remove N` after node N has died,
+`lose ID` after the node with that id in Ray has.
 The end of stdin ends the cluster.
 """
 
@@ -25,6 +26,8 @@ def main():
         verb, *number = line.split()
         if verb == "remove":
             cluster.remove_node(nodes[int(number[0])], allow_graceful=False)
+        if verb == "lose":
+            cluster.remove_node(next(node for node in nodes if node.node_id == number[0]), allow_graceful=False)
         print(sum(node["Alive"] for node in ray.nodes()), flush=True)
     ray.shutdown()
     cluster.shutdown()

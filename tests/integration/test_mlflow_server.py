@@ -72,7 +72,10 @@ def server(tmp_path_factory) -> Iterator[str]:
 
 
 def _code(address: str, host: str | None = None, route: str = API_ROUTE) -> int:
-    request = urllib.request.Request(address + route, headers={"Host": host} if host else {})
+    return _answer(urllib.request.Request(address + route, headers={"Host": host} if host else {}))
+
+
+def _answer(request: urllib.request.Request) -> int:
     try:
         with urllib.request.urlopen(request, timeout=5) as reply:
             return reply.status
@@ -90,6 +93,24 @@ def test_server_answers_under_the_names_it_was_told_and_no_other(server):
     assert _code(server, "localhost:5000") == 200
     assert _code(server, "other.example.org:5000") == 403
     assert _code(server, "other.example.org:5000", "/health") == 200
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize(
+    ("origin", "code"),
+    [
+        (f"http://{NAME}", 200),
+        (f"http://{NAME}:5000", 200),
+        (f"https://{NAME}", 200),
+        (f"https://{NAME}:8443", 200),
+        ("http://localhost:5000", 200),
+        ("http://dash.example", 403),
+    ],
+)
+def test_E028_a_page_of_another_origin_cannot_change_anything(server, origin, code):
+    search = b'{"max_results": 1}'
+    headers = {"Origin": origin, "Content-Type": "application/json"}
+    assert _answer(urllib.request.Request(f"{server}/api/2.0/mlflow/experiments/search", search, headers)) == code
 
 
 @pytest.mark.acceptance

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
 from autotune.tracking.server import tracking_uri_of
 from launchers.outcome import Outcome
-from tests.faults.harness import ROOT, FaultStudy, await_gone, until
+from tests.faults.harness import FaultStudy, await_gone, until
+from tests.integration.running_cluster import running_cluster
 from tests.telemetry.devices import H100 as H100_80GB
 from tests.telemetry.devices import Scenario, environment
 
@@ -39,47 +36,10 @@ NODES = (
 CPU_POOLS = [{"name": "small", "gpu": "cpu", "gpus_per_node": 2}, {"name": "large", "gpu": "cpu", "gpus_per_node": 4}]
 
 
-class RunningCluster:
-    """The cluster's process and its address."""
-
-    def __init__(self, folder):
-        self.environment = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "of-the-test-cluster",
-            "RAY_TMPDIR": str(folder),
-            "FAULTS": str(folder),
-        }
-        command = [sys.executable, str(Path(__file__).with_name("ray_cluster.py")), *map(json.dumps, NODES)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": (folder / "cluster.log").open("wb")}
-        self.process = subprocess.Popen(command, env=self.environment, text=True, start_new_session=True, **pipes)
-        self.address = self.process.stdout.readline().strip()
-        assert self.address, (folder / "cluster.log").read_text()
-
-    def ask(self, line):
-        """Number of living nodes after that command."""
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-        return int(next(line for line in self.process.stdout if line.strip().isdigit()))  # Ray warns there, too
-
-    def close(self):
-        self.process.stdin.close()
-        try:
-            self.process.wait(30)
-        finally:
-            if self.process.poll() is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    folder = Path("/tmp") / f"rc{os.getpid()}"  # Unix sockets have 107 characters
-    folder.mkdir()
-    running = RunningCluster(folder)
-    yield running
-    running.close()
-    subprocess.run(["rm", "-rf", str(folder)], check=True)
+def cluster():
+    with running_cluster(NODES) as running:
+        yield running
 
 
 def joining(cluster, folder, **changes):
@@ -117,7 +77,7 @@ def spans(results):
 
 
 @pytest.mark.timeout(400)
-def test_two_cpu_pools_train_megatron_at_the_same_time_on_their_own_nodes(cluster, study_on):
+def test_C044_two_cpu_pools_train_megatron_at_the_same_time_on_their_own_nodes(cluster, study_on):
     study = study_on(launcher="megatron_core", pools=CPU_POOLS, global_batch_size=8, budget={"trials": 2}, measurement=MEASUREMENT)
     study.start("tune", "--address", cluster.address)
     assert study.wait(360) == 0, study.tail()
@@ -182,7 +142,7 @@ def test_node_counts_of_a_pool_are_tuned_in_turns_on_the_first_nodes_of_one_slot
 
 
 @pytest.mark.acceptance
-def test_gpu_pools_get_their_number_of_gpus_and_share_none(cluster, study_on):
+def test_C019_C037_gpu_pools_get_their_number_of_gpus_and_share_none(cluster, study_on):
     """On Ray's word for GPUs: no rank touches one."""
     pools = [
         {"name": "four", "gpu": "H100", "gpus_per_node": 4, "labels": H100},
@@ -243,8 +203,8 @@ def test_C016_more_gpus_than_the_nodes_have_are_refused_before_anything_waits(re
 
 
 @pytest.mark.acceptance
-def test_a_killed_driver_leaves_the_cluster_and_none_of_its_processes(cluster, study_on):
-    study = study_on(pools=CPU_POOLS[:1])
+def test_C025_C051_C052_a_killed_driver_leaves_the_cluster_none_of_its_processes_and_the_nodes_free(cluster, study_on):
+    study = study_on(pools=CPU_POOLS[:1], budget={"trials": 2})
     study.plan("escape")
     study.start("tune", "--address", cluster.address)
     study.await_file("mid_trial")
@@ -254,6 +214,10 @@ def test_a_killed_driver_leaves_the_cluster_and_none_of_its_processes(cluster, s
     took_s = await_gone(members)
     print(f"SIGKILL of a driver that had joined a cluster: {len(members)} processes gone after {took_s:.2f} s")
     assert cluster.ask("nodes") == len(NODES)
+    study.plan("complete")
+    study.start("tune", "--address", cluster.address)  # of the same name, at once
+    assert study.wait() == 0, study.tail()
+    assert study.results()[0].outcomes[Outcome.COMPLETED] == 2
 
 
 @pytest.mark.acceptance

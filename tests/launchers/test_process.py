@@ -106,7 +106,7 @@ def test_ranks_that_wait_for_a_failed_one_are_ended_after_a_grace_period(tree, r
     assert time.monotonic() - begin_s < 3
 
 
-def test_the_whole_trial_has_a_limit(tree, request_of):
+def test_C040_the_whole_trial_has_a_limit(tree, request_of):
     _, end = finish(tree, request_of("steps", {"steps": 1000}), Limits(startup_s=10, step_s=10, trial_s=0.5))
     assert end.outcome is Outcome.TIMEOUT
     assert "over 0.5 s" in end.detail
@@ -135,6 +135,15 @@ def test_the_host_running_out_of_memory_is_told_from_the_gpu(tree, request_of, m
     _, end = finish(tree, request_of("fail", {"1": [0, "signal", "SIGKILL"]}))
     assert end.outcome is Outcome.OOM, end
     assert "not the GPU" in end.detail
+
+
+def test_C032_a_process_that_cannot_be_ended_makes_its_node_broken(tree, request_of, monkeypatch):
+    """In uninterruptible sleep, inside a driver or a dead network disk."""
+    ending = tree.end_trial
+    stuck = {"survivors": ["rank (pid 4711, state D)"]}
+    monkeypatch.setattr(tree, "end_trial", lambda trial, limit_s: ending(trial, limit_s) | stuck)
+    *_, end = finish(tree, request_of("steps"))
+    assert end.broken == "rank (pid 4711, state D) cannot be ended"
 
 
 def test_a_large_job_arrives_whole(tree, request_of):

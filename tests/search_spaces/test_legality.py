@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from inspect import isfunction
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 from search_spaces.case import SHORT_NAMES, IllegalCaseError, read_case
 from search_spaces.check import explain, run_jsonl
 from search_spaces.config import TrialConfig
-from search_spaces.legality import RULES, check
+from search_spaces.legality import RULES, Finding, check
 from search_spaces.model import ModelSpec, Workload
 from search_spaces.normalise import normalise
+from search_spaces.rules import experts, graphs, mesh, optimizer, pipeline, precision, recompute, run, shapes
 
 MODEL = ModelSpec(num_layers=8, hidden_size=128, num_attention_heads=8, vocab_size=1024)
 WORKLOAD = Workload(model=MODEL, world_size=8, global_batch_size=32, seq_length=128)
@@ -107,10 +109,24 @@ def test_every_rule_has_a_name_of_its_own_and_names_its_source() -> None:
     assert not [rule.__name__ for rule in RULES if ".py" not in (rule.__doc__ or "") and rule.__name__ not in ours]
 
 
-def test_common_beliefs_are_not_rules() -> None:
+def test_G010_a_rule_that_is_written_is_asked() -> None:
+    """One that is left out of its module's list looks like a working rule."""
+    modules = (experts, graphs, mesh, optimizer, pipeline, precision, recompute, run, shapes)
+    written = {
+        found.__name__
+        for module in modules
+        for found in vars(module).values()
+        if isfunction(found) and found.__module__ == module.__name__ and get_type_hints(found).get("return") is Finding
+        if not found.__name__.startswith("_")
+    }
+    assert written == {rule.__name__ for rule in RULES}
+
+
+def test_G022_common_beliefs_are_not_rules() -> None:
     legal = [
         {"num_query_groups": 2, "tp": 8, "sp": True},
         {"world_size": 16, "cp": 4, "num_experts": 8, "ep": 8},
+        {"cp": 8, "num_experts": 8, "ep": 4, "etp": 1, "gbs": 64},
         {"cp": 3, "world_size": 6, "seq_length": 6144, "gbs": 6},
         {"pp": 4, "vpp": 2, "microbatch_group_size_per_vp_stage": 5, "gbs": 20},
         {"pp": 4, "gbs": 6, "tp": 2},

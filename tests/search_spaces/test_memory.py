@@ -127,7 +127,7 @@ def pipeline(stages: int = 4, chunks: int = 1, micro_batches: int = 16) -> Pipel
     return Pipeline(split, micro_batches, group=4, recompute=0, recompute_layers=1, offloaded=0, extra_warm_up=0)
 
 
-def test_micro_batches_in_flight_without_interleaving():
+def test_G017_micro_batches_in_flight_without_interleaving():
     assert [sum(in_flight(pipeline(), stage)) for stage in range(4)] == [4, 3, 2, 1]
     assert [sum(in_flight(pipeline(micro_batches=2), stage)) for stage in range(4)] == [2, 2, 2, 1]
     assert in_flight(pipeline(stages=1), 0) == [1]

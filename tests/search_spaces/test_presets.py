@@ -33,7 +33,7 @@ PAIRS += [(preset, name) for preset in ("long_context", "finetune") for name in 
 
 
 @pytest.mark.parametrize(("preset", "name"), PAIRS)
-def test_preset_expands(preset: str, name: str) -> None:
+def test_G020_preset_expands(preset: str, name: str) -> None:
     model = ModelSpec.from_hf(MODELS[name]["config"])
     seq_length = 32768 if preset == "long_context" else model.max_position_embeddings or 4096
     workload = Workload(model=model, world_size=64, global_batch_size=256, seq_length=seq_length, gpus_per_node=8)
