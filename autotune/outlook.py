@@ -18,7 +18,7 @@ from autotune.residual_model import NOISE, Elsewhere, Features
 from autotune.spec_parts import Bound
 from autotune.transfer import NOTHING, Earlier, Metrics, Past, Table
 from autotune.unreached import POWER_LIMIT, PowerLimits
-from autotune.wall_metrics import judged_on
+from autotune.wall_metrics import DOMAIN, NODE, POOL, judged_on
 from search_spaces.candidates import CandidateTable, pack
 from search_spaces.choices import ordered
 from search_spaces.columns import Columns
@@ -29,6 +29,14 @@ METRICS_NOISE = 0.005
 """Standard deviation of the logarithm of measured watts or memory: they repeat more closely than seconds."""
 _Z95 = 1.96
 
+_BOARDS = ("gpu_mean_power_w", "gpu_peak_power_w", "gpu_max_mean_power_w", "pool_gpu_mean_power_w", "pool_gpu_peak_power_w")
+_FOLLOWED = MappingProxyType(
+    {
+        "mean_power_w": "pool_gpu_mean_power_w",
+        "peak_power_w": "pool_gpu_peak_power_w",
+        "joules_per_token": "joules_per_token",
+    }
+)
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
 _LIMITS = (POWER_LIMIT, "sm_clock_limit_mhz")
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
@@ -88,7 +96,7 @@ class Expects:
 
     def score(self, predictions: Predictions) -> Floats:
         """Predicted score up to a constant, (rows,): weights x logarithms of the metrics that can be predicted."""
-        terms = ((weight, predicted_log(name, predictions)) for name, weight in self.weights.items())
+        terms = ((weight, predicted_log(followed(name), predictions)) for name, weight in self.weights.items())
         return sum((weight * value for weight, value in terms if value is not None), np.zeros(len(predictions)))
 
     def bounds(self, predictions: Predictions, past: Past | None) -> tuple[Limit, ...]:
@@ -96,9 +104,9 @@ class Expects:
         found = []
         for name, bound in self.limits.items():
             if bound.max is not None and bound.max > 0:
-                predicted = predicted_log(name, predictions)
-                unknown = np.full(len(predictions), math.log(bound.max))
-                elsewhere = past.about(partial(measured_log, name), partial(predicted_log, name), metrics_noise) if past else None
+                expected = partial(predicted_log, followed(name))
+                predicted, unknown = expected(predictions), np.full(len(predictions), math.log(bound.max))
+                elsewhere = past.about(partial(measured_log, name), expected, metrics_noise) if past else None
                 found.append(Limit(name, unknown if predicted is None else predicted, math.log(bound.max), elsewhere))
         return tuple(found)
 
@@ -127,20 +135,25 @@ def run_noise(metrics: Metrics) -> float:
 
 def predicted_log(metric: str, predictions: Predictions) -> Floats | None:
     """Logarithm of a metric's prediction, (rows,); None where nothing predicts it. `gpu_` watts are a board's, of all its dies."""
-    world_size, dies = predictions.workload.world_size, predictions.machines.gpu.dies_per_package
-    mean_w = np.broadcast_to(predictions.power.mean_w, (len(predictions),))
+    per_device, mean_w, peak_w = predictions.tokens_per_s_per_gpu, predictions.power.mean_w, predictions.peak_power_w
     known = {
-        "tokens_per_s_per_gpu": predictions.tokens_per_s_per_gpu,
+        "tokens_per_s_per_gpu": per_device,
         "step_time_s": predictions.step_time_s,
         "peak_memory_gib": predictions.memory.memory_gib,
-        "gpu_mean_power_w": mean_w * dies,
-        "pool_gpu_mean_power_w": mean_w * world_size,
+        "joules_per_token": mean_w / per_device,
+        "tokens_per_s_per_kw": 1000.0 * per_device / mean_w,
     }
-    if metric.startswith("gpu_peak_power_w"):
-        return np.log(predictions.peak_power_w * dies)
-    if metric.startswith("pool_gpu_peak_power_w"):
-        return np.log(predictions.peak_power_w * world_size)
-    return np.log(known[metric]) if metric in known else None
+    if metric.startswith(_BOARDS):
+        dies, world_size = predictions.machines.gpu.dies_per_package, predictions.workload.world_size
+        known[metric] = (mean_w if "mean_power_w" in metric else peak_w) * (dies if metric.startswith("gpu_") else world_size)
+    return np.log(np.broadcast_to(known[metric], (len(predictions),))) if metric in known else None
+
+
+def followed(metric: str) -> str:
+    """What a metric at the wall follows of the boards, but for a factor that nothing predicts; any other metric itself."""
+    if not metric.startswith((NODE, POOL, DOMAIN)):
+        return metric
+    return next((boards for kind, boards in _FOLLOWED.items() if kind in metric), metric)
 
 
 def outlook_of(

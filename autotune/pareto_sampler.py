@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial
 from autotune.acquisition import Choice, Model, Seen, believing, choose
 from autotune.belief import Belief
 from autotune.objective import THROUGHPUT, on_scale
-from autotune.outlook import Outlook, metrics_noise, predicted_log, run_noise
+from autotune.outlook import Outlook, followed, metrics_noise, predicted_log, run_noise
 from autotune.pareto import WORSE
 from autotune.records import TrialRecord
 from autotune.residual_kernels import Floats
@@ -144,7 +144,7 @@ class ParetoSampler(ResidualSampler):
         newest, sign = self._predictions(), float(np.sign(self._expects.weights[name]))
 
         def expected(predictions: Predictions) -> Floats | None:
-            log = predicted_log(name, predictions)
+            log = predicted_log(followed(name), predictions)
             return None if log is None else sign * log
 
         log = None if newest is None else expected(newest)
