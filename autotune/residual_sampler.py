@@ -10,7 +10,7 @@ left out for being slow by assumption.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,8 +22,9 @@ from threadpoolctl import threadpool_limits
 
 from autotune.acquisition import Choice, Seen, choose
 from autotune.candidates import Candidates
+from autotune.objective import Objective
 from autotune.outlook import METRICS_NOISE, Expects, Outlook, outlook_of, run_noise
-from autotune.records import TrialRecord, record_from_trial
+from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.residual_model import Rows
 from autotune.transfer import NOTHING, Earlier
 from launchers.outcome import Outcome
@@ -66,6 +67,7 @@ class ResidualSampler(BaseSampler):
         self._earlier = earlier
         self._view: tuple[Predictions | None, Outlook] | None = None
         self._records: dict[int, TrialRecord | None] = {}
+        self._objective: Objective | None = None
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The whole table's."""
@@ -101,8 +103,10 @@ class ResidualSampler(BaseSampler):
 
     def seen(self, study: Study, but: int | None = None) -> Seen:
         """What the study's trials in the table showed so far, without the one of number `but`."""
-        seen = Seen()
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE)):
+        seen, trials = Seen(), study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.COMPLETE))
+        if self._objective is None:
+            self._objective = self._relative_to_first(trials)
+        for trial in trials:
             row = self._candidates.row_of_params(trial.params) if trial.number != but else None
             if row is None:
                 continue
@@ -112,6 +116,13 @@ class ResidualSampler(BaseSampler):
                 self._add(seen, row, record)
         return seen
 
+    def _relative_to_first(self, trials: Sequence[FrozenTrial]) -> Objective | None:
+        """Scores as the ledger tells them: by the study's weights of now, which may have been edited since a trial ended."""
+        records = [record for trial in trials if trial.state is TrialState.COMPLETE and (record := self._record(trial)) is not None]
+        measured = [record for record in records if record.outcome is Outcome.COMPLETED]
+        reference = min(measured, key=lambda record: record.phase is not Phase.BASELINE, default=None)
+        return None if reference is None else Objective(self._expects.weights, {}, reference.metrics)
+
     def _record(self, trial: FrozenTrial) -> TrialRecord | None:
         """The trial's record, read once."""
         if trial.number not in self._records:
@@ -119,10 +130,9 @@ class ResidualSampler(BaseSampler):
         return self._records[trial.number]
 
     def _add(self, seen: Seen, row: int, record: TrialRecord) -> None:
-        score = record.value if record.outcome is Outcome.COMPLETED else None
-        if score is not None:
+        if record.outcome is Outcome.COMPLETED and self._objective is not None:
             seen.rows.append(row)
-            seen.scores.append(score)
+            seen.scores.append(self._objective.score(record.metrics))
             seen.noise.append(math.hypot(run_noise(record.metrics), _DISTURBED if record.contaminated else 0.0))
             seen.metrics.append(record.metrics)
             seen.metrics_noise.append(_DISTURBED if record.contaminated else METRICS_NOISE)

@@ -237,6 +237,19 @@ def test_a_reopened_study_goes_on_with_what_it_knew():
     assert [p.config for p in first] + [again.propose().config] == [p.config for p in expected]
 
 
+def test_weights_edited_between_runs_count_for_all_trials():
+    storage = InMemoryStorage()
+    spec = gpu_spec(budget={"trials": 4})
+    study = PoolStudy(spec, spec.pools[0], NoLauncher(), storage, lambda study, record: None)
+    run_to_end(study, lambda p: completed(seconds(study, p.config)))
+    edited = gpu_spec(budget={"trials": 5}, objective={"tokens_per_s_per_gpu": 2.0})
+    again = PoolStudy(edited, edited.pools[0], NoLauncher(), storage, lambda study, record: None)
+    seen = again._sampler._inner.seen(optuna_study(again))
+    values = [record.value for record in again.records if again.table.find(record.config) is not None]
+    assert seen.scores == pytest.approx(values)
+    assert max(values) == pytest.approx(2 * max(record.value for record in study.records))
+
+
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
 def test_a_limit_turns_the_search_to_what_keeps_it(share):
     """Watts are 10 % above the prediction: after five trials at most one of ten is over, and the best that keeps it is found."""
@@ -265,11 +278,11 @@ def test_a_disturbed_measurement_hardly_counts():
     study = gpu_study(budget={"trials": 3})
     first = study.propose()
     shown = study.finish(first, completed(seconds(study, first.config)))
-    seen = Seen()
+    seen = study._sampler._inner.seen(optuna_study(study))
     for contaminated in ("", "a node's power brake held a GPU back"):
         study._sampler._inner._add(seen, 0, replace(shown, contaminated=contaminated))
-    assert seen.noise[1] > 10 * seen.noise[0]
-    assert seen.metrics_noise[1] > 10 * seen.metrics_noise[0]
+    assert seen.noise[-1] > 10 * seen.noise[-2]
+    assert seen.metrics_noise[-1] > 10 * seen.metrics_noise[-2]
 
 
 def test_a_large_table_is_looked_at_through_a_short_list(monkeypatch):
