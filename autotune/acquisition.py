@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from scipy.stats import norm
 
 from autotune.belief import Belief
 from autotune.feasibility import succeeds
 from autotune.gains import CONSIDERED, DRAWS, Gains, gains_of
-from autotune.outlook import METRICS_NOISE, Limit, Outlook
+from autotune.limit_models import LimitModels
+from autotune.outlook import Outlook
 from autotune.residual_kernels import Floats
 from autotune.residual_model import (
     EVIDENCE,
     HYPOTHESES,
-    LIMIT_HYPOTHESES,
     NOISE,
     Elsewhere,
     Features,
@@ -27,7 +26,7 @@ from autotune.residual_model import (
     Rows,
     warmer_c,
 )
-from autotune.wall_metrics import judged_on
+from autotune.seen import RISK, Seen
 
 SHORTLIST = 1024
 """Candidates that the Gaussian processes are asked about: the best by a rough mean, and a quarter drawn from all others."""
@@ -35,8 +34,6 @@ FIRST_BY_MEAN = 3
 """So many trials go to the highest expected throughput, before improvements over them are compared."""
 GAIN = 0.01
 """A candidate that beats the best by less is no gain worth a trial."""
-RISK = 0.08
-"""Crossings of a limit that are afforded, as a share of the trials after the first `FREE`; a sure crossing costs one of them."""
 LEAST_RISK = 0.03
 """What remains after more crossings than were afforded: the models were too sure."""
 UNSAFE = 0.35
@@ -47,49 +44,8 @@ WORTH_IT = 0.5
 """A crossing is risked for candidates whose expected improvement is this share of the largest, whatever that one's risk is."""
 LIKELY = 0.5
 """A candidate saves risk where it is at least so likely to run as the likeliest: one that fails tells nothing of a limit."""
-FREE = 5
-"""The first trials may cross limits: nothing tells yet where these lie."""
-_ROUGHLY = 0.05  # standard deviation of a limit's logarithm around its rough mean
 _NO_CHANCE = 1e-9
 _NO_IMPROVEMENT = 1e-12
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the trials of the table showed.
-
-    Attributes:
-        rows: Measured candidates.
-        scores: Their scores, a logarithm.
-        noise: Standard deviations of these.
-        metrics: Their metrics.
-        metrics_noise: Standard deviations of the logarithms of these.
-        running: Candidates that run now.
-        failed: Candidates that failed.
-        out_of_memory: Those of them that ran out of memory.
-    """
-
-    rows: list[int] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    noise: list[float] = field(default_factory=list)
-    metrics: list[Mapping[str, float]] = field(default_factory=list)
-    metrics_noise: list[float] = field(default_factory=list)
-    running: list[int] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-    out_of_memory: list[int] = field(default_factory=list)
-
-    def best(self, limits: tuple[Limit, ...]) -> float:
-        """Best score within the limits; minus infinity where there is none."""
-        within = (score for score, metrics in zip(self.scores, self.metrics, strict=True) if _within(limits, metrics))
-        return max(within, default=-math.inf)
-
-    def risk(self, limits: tuple[Limit, ...]) -> float:
-        """Crossings of the limits that are left of what `RISK` affords: what the next trial may risk; below 0 where overdrawn."""
-        launched = len(self.rows) + len(self.failed)
-        if launched < FREE:
-            return 1.0
-        crossings = sum(not _within(limits, metrics) for metrics in self.metrics[max(0, FREE - len(self.failed)) :])
-        return RISK * (launched + 1 - FREE) - crossings
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,14 +100,13 @@ def choose(view: Outlook, seen: Seen, rows: Rows, seed: tuple[int, ...], modelle
     peaks = np.log([metrics.get("peak_memory_gib") or np.nan for metrics in seen.metrics])
     roughly_fits = view.memory.fits(out_of_memory, fitted, peaks) if view.memory else np.ones(len(view.score))
     model, believed = modelled or believing(view.features, view.score, seen, seen.scores, seen.noise, elsewhere=view.elsewhere)
-    limits = [(limit.most, _limit_model(view, seen, limit)) for limit in view.limits]
-    kept_roughly = sum((norm.logcdf((most - own.rough_mean()) / _ROUGHLY) for most, own in limits), np.zeros(len(roughly_fits)))
-    short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + kept_roughly, seed)
+    limits = LimitModels(view, seen)
+    short = shortlist(rows, model.rough_mean() + np.log(roughly_fits + _NO_CHANCE) + limits.log_roughly_kept(), seed)
     fits = view.memory.fits_as_measured(view.features, out_of_memory, fitted, peaks, short) if view.memory else np.ones(len(short))
-    keeps = np.where(_crosses_again(view, seen, short), 0.0, _keeps(limits, short))
+    keeps = limits.kept(short)
     runs = fits * _succeeds(view, seen, short)
     belief, chance = model.belief(short), np.maximum(runs * keeps, _NO_CHANCE)
-    risked = float((1.0 - _keeps(limits, np.array(seen.running, dtype=np.intp))).sum())
+    risked = float((1.0 - limits.kept(np.array(seen.running, dtype=np.intp))).sum())
     risk, best, likely = seen.risk(view.limits) - risked, seen.best(view.limits), _likely(runs)
     place, improvement = _best_place(belief, runs, keeps, risk, best, believed, len(seen.rows))
     return Choice(
@@ -256,34 +211,3 @@ def _succeeds(view: Outlook, seen: Seen, short: Rows) -> Floats:
     """Probability that each of the short list does not fail, whatever the cause."""
     ends = [False] * len(seen.rows) + [True] * len(seen.failed)
     return succeeds(view.features.knobs, np.array(seen.rows + seen.failed, dtype=np.intp), ends, short)
-
-
-def _crosses_again(view: Outlook, seen: Seen, short: Rows) -> np.ndarray:
-    """Which of the short list would only repeat an undisturbed trial that crossed a limit."""
-    if view.power_limits is None:
-        return np.zeros(len(short), dtype=np.bool_)
-    trials = zip(seen.rows, seen.metrics, seen.metrics_noise, strict=True)
-    crossed = [(row, told) for row, told, noise in trials if noise <= METRICS_NOISE and not _within(view.limits, told)]
-    return view.power_limits.same_run(crossed)[short]
-
-
-def _limit_model(view: Outlook, seen: Seen, limit: Limit) -> ResidualModel:
-    """The model of a limited metric, on the trials that measured it."""
-    values = np.array([metrics.get(judged_on(limit.metric, metrics), 0.0) for metrics in seen.metrics])
-    known = values > 0
-    rows, noise = np.array(seen.rows, dtype=np.intp)[known], np.array(seen.metrics_noise)[known]
-    features = view.features.stretching(limit.predicted)
-    warmer = warmer_c(seen.metrics)[known]
-    return ResidualModel(features, limit.predicted, rows, np.log(values[known]), noise, LIMIT_HYPOTHESES, warmer, limit.elsewhere)
-
-
-def _keeps(limits: Sequence[tuple[float, ResidualModel]], rows: Rows) -> Floats:
-    """Probability that each of some candidates keeps all limits, given the largest logarithm allowed and the model of each."""
-    return np.asarray(
-        np.prod([np.ones(len(rows)), *(own.belief(rows).probability_below(most) for most, own in limits if len(rows))], axis=0)
-    )
-
-
-def _within(limits: tuple[Limit, ...], metrics: Mapping[str, float]) -> bool:
-    """Whether a measurement keeps the limits; one that was not measured is not shown to."""
-    return all(metrics.get(judged_on(limit.metric, metrics), math.inf) <= math.exp(limit.most) for limit in limits)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from autotune.feasibility import Memory
+from autotune.metric_names import may_be_zero
 from autotune.objective import Objective
 from autotune.residual_kernels import Floats
 from autotune.residual_model import NOISE, Elsewhere, Features
@@ -37,6 +37,7 @@ _FOLLOWED = MappingProxyType(
         "joules_per_token": "joules_per_token",
     }
 )
+_HEADROOM = "memory_headroom_fraction"
 _THROUGHPUT = MappingProxyType({"tokens_per_s_per_gpu": 1.0})
 _LIMITS = (POWER_LIMIT, "sm_clock_limit_mhz")
 _RECOMPUTE = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
@@ -48,15 +49,31 @@ class Limit:
 
     Attributes:
         metric: Name of the metric in a trial's record.
-        predicted: Logarithm of its prediction, (rows,).
-        most: Logarithm of the largest value allowed.
-        elsewhere: What trials of earlier studies measured of it; None where there are none.
+        predicted: Logarithm of its prediction, (rows,), minus that for a lower bound; None where the metric has no logarithm.
+        value: The bound, in the metric's unit.
+        sign: 1 where the metric must not be above it, -1 where it must not be below.
+        elsewhere: What trials of earlier studies measured of it, with that sign; None where there are none.
     """
 
     metric: str
-    predicted: Floats
-    most: float
+    predicted: Floats | None
+    value: float
+    sign: float = 1.0
     elsewhere: Elsewhere | None = None
+
+    @property
+    def most(self) -> float:
+        """What `measured` must not be above; the bound must be positive."""
+        return self.sign * math.log(self.value)
+
+    def measured(self, metrics: Metrics) -> float:
+        """Logarithm of what a trial measured, times the sign; NaN where it did not, or where that has none."""
+        return self.sign * measured_log(self.metric, metrics)
+
+    def kept_by(self, metrics: Metrics) -> bool:
+        """Whether a trial keeps it; one that did not measure the metric is not shown to."""
+        found = metrics.get(judged_on(self.metric, metrics))
+        return found is not None and self.sign * found <= self.sign * self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +116,36 @@ class Expects:
         terms = ((weight, predicted_log(followed(name), predictions)) for name, weight in self.weights.items())
         return sum((weight * value for weight, value in terms if value is not None), np.zeros(len(predictions)))
 
-    def bounds(self, predictions: Predictions, past: Past | None) -> tuple[Limit, ...]:
-        """The upper bounds; where nothing is predicted of a metric, only what was measured of it tells."""
-        found = []
-        for name, bound in self.limits.items():
-            if bound.max is not None and bound.max > 0:
-                expected = partial(predicted_log, followed(name))
-                predicted, unknown = expected(predictions), np.full(len(predictions), math.log(bound.max))
-                elsewhere = past.about(partial(measured_log, name), expected, metrics_noise) if past else None
-                found.append(Limit(name, unknown if predicted is None else predicted, math.log(bound.max), elsewhere))
-        return tuple(found)
+    def bounds(self, predictions: Predictions | None, rows: int, past: Past | None) -> tuple[Limit, ...]:
+        """The bounds of a table of so many rows; where nothing is predicted of a metric, only what was measured of it tells."""
+        most = [(name, 1.0, bound.max) for name, bound in self.limits.items()]
+        least = [(name, -1.0, bound.min) for name, bound in self.limits.items()]
+        given = ((name, sign, value) for name, sign, value in most + least if value is not None)
+        return tuple(_limit(*bound, predictions, rows, past) for bound in given)
 
     def elsewhere(self, past: Past) -> Elsewhere:
         """What earlier studies measured of the score, under the weights of this one."""
         reference = past.tables[0].study.records[0].metrics
         return past.about(Objective(self.weights, {}, reference).score, self.score, run_noise)
+
+
+def _limit(name: str, sign: float, value: float, predictions: Predictions | None, rows: int, past: Past | None) -> Limit:
+    """One bound. Room in the device's memory is judged by the peak that leaves it: that has a prediction."""
+    if name == _HEADROOM and predictions is not None and value < 1.0:
+        name, sign, value = "peak_memory_gib", -sign, (1.0 - value) * predictions.machines.gpu.memory_gib
+    if value <= 0.0 or may_be_zero(name):
+        return Limit(name, None, value, sign)
+
+    def expected(found: Predictions) -> Floats | None:
+        log = predicted_log(followed(name), found)
+        return None if log is None else sign * log
+
+    def measured(metrics: Metrics) -> float:
+        return sign * measured_log(name, metrics)
+
+    predicted = expected(predictions) if predictions is not None else None
+    elsewhere = past.about(measured, expected, metrics_noise) if past else None
+    return Limit(name, np.full(rows, sign * math.log(value)) if predicted is None else predicted, value, sign, elsewhere)
 
 
 def measured_log(metric: str, metrics: Metrics) -> float:
@@ -174,9 +206,7 @@ def outlook_of(
     past = Past(tuple(others), joined.matrix[rows:], joined.parts) if others else None
     elsewhere = expects.elsewhere(past) if past else None
     limits = PowerLimits.of(table) if POWER_LIMIT in table.knobs else None
-    if predictions is None:
-        return Outlook(score[:rows], features, None, past=past, elsewhere=elsewhere, power_limits=limits)
-    memory, bounds = memory_of(table, predictions), expects.bounds(predictions, past)
+    memory, bounds = memory_of(table, predictions) if predictions else None, expects.bounds(predictions, rows, past)
     return Outlook(score[:rows], features, memory, bounds, past, elsewhere, limits)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from autotune.acquisition import Choice, Model, Seen, believing, choose
+from autotune.acquisition import Choice, Model, believing, choose
 from autotune.belief import Belief
 from autotune.objective import THROUGHPUT, on_scale
 from autotune.outlook import Outlook, followed, metrics_noise, predicted_log, run_noise
@@ -27,6 +27,7 @@ from autotune.records import TrialRecord
 from autotune.residual_kernels import Floats
 from autotune.residual_model import HYPOTHESES, LIMIT_HYPOTHESES, ResidualModel, Rows
 from autotune.residual_sampler import ResidualSampler
+from autotune.seen import Seen
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions
 

@@ -20,12 +20,13 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from threadpoolctl import threadpool_limits
 
-from autotune.acquisition import Choice, Seen, choose
+from autotune.acquisition import Choice, choose
 from autotune.candidates import Candidates
 from autotune.objective import Objective
 from autotune.outlook import METRICS_NOISE, Expects, Outlook, outlook_of, run_noise
 from autotune.records import Phase, TrialRecord, record_from_trial
 from autotune.residual_model import Rows
+from autotune.seen import Seen
 from autotune.transfer import NOTHING, Earlier
 from launchers.outcome import Outcome
 from search_spaces.prediction import Predictions

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from autotune import acquisition
-from autotune.acquisition import Seen, believing, choose
+from autotune.acquisition import believing, choose
 from autotune.belief import Belief
 from autotune.feasibility import Memory
 from autotune.outlook import Limit, outlook_of
 from autotune.residual_model import warmer_c
+from autotune.seen import Seen
 
 from .test_residual_sampler import gpu_study, truth
 
@@ -18,7 +19,7 @@ from .test_residual_sampler import gpu_study, truth
 def test_where_no_risk_is_left_the_surest_to_keep_the_limit_goes_first():
     study = gpu_study()
     view = outlook_of(study.table, truth())
-    limit = Limit("watts", np.linspace(0.05, 0.5, len(study.table)), 0.0)
+    limit = Limit("watts", np.linspace(0.05, 0.5, len(study.table)), 1.0)
     seen = Seen(rows=[9] * 8, scores=[0.1] * 8, noise=[0.02] * 8, metrics=[{"watts": 1.1}] * 8, metrics_noise=[0.005] * 8)
     view = replace(view, limits=(limit,))
     assert seen.risk(view.limits) < acquisition.LEAST_RISK
@@ -29,7 +30,7 @@ def test_where_no_risk_is_left_the_surest_to_keep_the_limit_goes_first():
 
 
 def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
-    limits = (Limit("watts", np.zeros(1), 0.0),)
+    limits = (Limit("watts", np.zeros(1), 1.0),)
     kept, crossed = {"watts": 0.9}, {"watts": 1.1}
 
     def risk(*metrics):
@@ -42,7 +43,7 @@ def test_risk_is_saved_by_keeping_limits_and_spent_by_crossing_them():
 
 
 def test_a_trial_that_failed_crossed_no_limit_and_counts_as_launched():
-    limits, crossed = (Limit("watts", np.zeros(1), 0.0),), {"watts": 1.1}
+    limits, crossed = (Limit("watts", np.zeros(1), 1.0),), {"watts": 1.1}
     assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 2).risk(limits) == 1.0
     assert Seen(rows=[0] * 2, metrics=[crossed] * 2, failed=[1] * 3).risk(limits) == pytest.approx(acquisition.RISK)
     # With five failures none of these two need be among the first five.
@@ -75,7 +76,7 @@ def choice_at_risk(kept, expected, watts, running=(), crossed=0, loads=None):
     scores[: len(expected)] = expected
     others = np.full(count - len(watts), -3.0)
     others[count - len(watts) - crossed :] = 0.2
-    limit = Limit("watts", np.r_[watts, others], 0.0)
+    limit = Limit("watts", np.r_[watts, others], 1.0)
     memory = Memory(np.r_[loads, np.full(count - len(loads), -1.0)], np.zeros(count, dtype=np.int64)) if loads else None
     view = replace(view, memory=memory, limits=(limit,))
     tried = [*range(20, 25 + kept), *range(count - crossed, count)]

