@@ -78,6 +78,8 @@ def _fit(searcher: StudySearcher, scratch: Path) -> None:
         cause = _fit_once(searcher, scratch, f"study-{number}")
         if cause is None:
             return
+        if not searcher.in_flight:  # no trial ended with it: another Tuner would fare no better
+            raise InfrastructureError(f"Ray Tune ended: {cause}", "`autotune resume` goes on with the study") from cause
         searcher.abandon(cause)
         gc.collect()  # what the ended Tuner refers to in Ray goes while Ray runs: later it would end this process
 
