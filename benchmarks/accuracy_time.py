@@ -3,7 +3,8 @@
 The five rows of a pool (source, GPU, one node or several, software version where ten rows or more have it) are chosen without
 seeing any measurement: the middles of five clusters of the predicted shares of time by part (k-medoids, started with the row of
 median predicted time and then the row farthest from those chosen so far). Each weighs as many rows as its cluster has. They are
-never among the rows scored. A pool with fewer than ten rows gives half of them.
+never among the rows scored. A pool with fewer than ten rows gives half of them. Where ten rows or more of a pool have all their
+settings stated by the source, the five are of these: whoever measures rows to calibrate on knows what was set.
 """
 
 from __future__ import annotations
@@ -49,11 +50,19 @@ def _predict(source: str, rows: Sequence[TimedRow]) -> tuple[Floats, Floats, np.
         samples = [_sample(rows[place]) for place in places]
         prior = shipped(rows[places[0]].gpu.name, without=source)
         first[places] = Predictor(samples)(prior)
-        chosen, weights = choose(samples, prior)
+        known = _stated([rows[place] for place in places])
+        chosen, weights = choose([samples[item] for item in known], prior)
+        chosen = [known[item] for item in chosen]
         scored[[places[item] for item in chosen]] = False
         own = fit([samples[item] for item in chosen], prior, weights=weights)
         second[places] = Predictor(samples)(own)
     return first, second, scored
+
+
+def _stated(rows: Sequence[TimedRow]) -> list[int]:
+    """Places of the rows to choose from."""
+    stated = [place for place, row in enumerate(rows) if row.stated]
+    return stated if len(stated) >= 2 * CALIBRATION_ROWS else list(range(len(rows)))
 
 
 def choose(samples: Sequence[Sample], prior: Coefficients) -> tuple[list[int], Floats]:

@@ -76,6 +76,7 @@ FULL: Case = KEEP_ALL | dict(recompute_granularity="full", recompute_method=one_
 SELECTIVE: Case = KEEP_ALL | dict(recompute_granularity="selective")
 OFFLOADED: Case = KEEP_ALL | ONE_STAGE | dict(cpu_offloading_num_layers=one_of(1, 4, 7))
 FP8: Case = dict(precision="bf16+fp8", fp8_recipe=one_of("tensorwise", "mxfp8", "blockwise"), first_last_layers_bf16=False)
+FP4: Case = dict(precision="bf16", extra=["--fp4-format", "e2m1"], fp8_param_gather=False, moe_router_padding_for_fp8=False)
 DELAYED: Case = FP8 | dict(fp8_recipe="delayed")
 PLAIN_OPTIMIZER: Case = dict(
     use_distributed_optimizer=False,

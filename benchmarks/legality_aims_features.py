@@ -6,6 +6,7 @@ from benchmarks.legality_aims import (
     DELAYED,
     DISTRIBUTED,
     EXPERT_OVERLAP,
+    FP4,
     FP8,
     FSDP,
     FULL,
@@ -138,12 +139,15 @@ AIMS: dict[str, tuple[Aim, ...]] = {
             {"num_layers_at_end_in_bf16": lambda case, rng: case["num_layers"] // case["pp"] + rng.choice((1, 9))},
         ),
     ),
-    "fp8_tokens": (
+    "fp4_excludes_fp8": (Aim(FP8, {"extra": FP4["extra"]}), Aim(FP4, {"precision": "bf16+fp8"})),
+    "low_precision_tokens": (
         Aim(FP8, {"seq_length": lambda case, rng: case["seq_length"] + 2 * case["cp"] * case["tp"] * rng.choice((1, 2))}),
+        Aim(FP4, {"seq_length": lambda case, rng: case["seq_length"] + 2 * case["cp"] * case["tp"] * rng.choice((2, 4))}),
     ),
-    "fp8_width": (
+    "low_precision_width": (
         Aim(FP8, {"ffn_hidden_size": lambda case, rng: case["tp"] * rng.choice((1000, 1375, 1380))}),
         Aim({"precision": "bf16", "ffn_hidden_size": lambda case, rng: case["tp"] * 1375}, {"precision": "bf16+fp8"}),
+        Aim(FP4, {"ffn_hidden_size": lambda case, rng: case["tp"] * rng.choice((1000, 1375, 1380))}),
     ),
     # CUDA graphs
     "graph_kind": (Aim(KEEP_ALL | dict(precision="fp16"), {"cuda_graph_impl": "full_iteration"}),),

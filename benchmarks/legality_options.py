@@ -100,6 +100,11 @@ def _fp8(case: Case, rng: random.Random) -> None:
         case |= dict(first_last_layers_bf16=True, num_layers_at_start_in_bf16=rng.choice((1, 2, 8)))
 
 
+def _fp4(case: Case, rng: random.Random) -> None:
+    if case["precision"] == "bf16":
+        case["extra"] = [*case.get("extra", ()), "--fp4-format", "e2m1"]
+
+
 def _offload(case: Case, rng: random.Random) -> None:
     case["cpu_offloading_num_layers"] = rng.choice((1, 4, case["num_layers"] - 1))
     case |= dict(pp=1, recompute_granularity=None) if rng.random() < 0.7 else {}
@@ -156,6 +161,7 @@ OPTIONS: tuple[tuple[Callable[[Case, random.Random], None], float], ...] = (
     (_fsdp, 0.08),
     (_torch_fsdp, 0.03),
     (_fp8, 0.12),
+    (_fp4, 0.04),
     (_offload, 0.06),
     (_optimizer_offload, 0.06),
     (_graphs, 0.06),

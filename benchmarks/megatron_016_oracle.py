@@ -255,6 +255,8 @@ class _Oracle(Stages):
             fields["fp8"] = "hybrid"
         fields["fp8_param"] = bool(case.get("fp8_param_gather"))
         extra = [str(item) for item in case.get("extra", ())]
+        if "--fp4-format" in extra:
+            fields["fp4"] = extra[extra.index("--fp4-format") + 1]
         if "--cuda-graph-scope" in extra:
             scope = extra[extra.index("--cuda-graph-scope") + 1 :]
             fields["cuda_graph_scope"] = list(itertools.takewhile(lambda item: not item.startswith("--"), scope))

@@ -252,8 +252,8 @@ class Stages:
             _split_along_first_dim(torch.zeros(tokens, 1), self.state.get_tensor_model_parallel_group())
         if self.sizes["cp"] > 1:
             torch.zeros(case["seq_length"]).view(2 * self.sizes["cp"], -1)
-        if config.fp8:
-            self._fp8_shapes(tokens * case.get("mbs", 1))
+        if config.fp8 or config.fp4:
+            self._low_precision_shapes(tokens * case.get("mbs", 1))
         if config.num_moe_experts:
             from megatron.core.transformer.moe.moe_utils import topk_routing_with_score_function
 
@@ -265,14 +265,16 @@ class Stages:
                 group_topk=config.moe_router_group_topk,
             )
 
-    def _fp8_shapes(self, tokens: int) -> None:
-        """Transformer Engine's own conditions on the matrices of FP8 products."""
+    def _low_precision_shapes(self, tokens: int) -> None:
+        """Transformer Engine's own conditions on the matrices of FP8 and NVFP4 products."""
         tokens = tokens // self.sizes["tp"] if self.config.sequence_parallel else tokens
         per_rank = self.hidden_ffn // self.sizes["tp"]
         rows, columns = (32, 32) if self.case.get("fp8_recipe") == "mxfp8" else (8, 16)
+        if self.config.fp4:
+            rows, columns = 16, 16
         for first, second in ((tokens, self.case["hidden_size"]), (self.case["hidden_size"], per_rank)):
             if first % rows or second % columns:
-                raise RuntimeError(f"FP8 needs dimensions divisible by {rows} and {columns}, got ({first}, {second})")
+                raise RuntimeError(f"FP8 and NVFP4 need dimensions divisible by {rows} and {columns}, got ({first}, {second})")
 
 
 _BUILT_LAYERS = 4
@@ -282,6 +284,7 @@ _NEEDS_TE: dict[str, Any] = {
     "context_parallel_size": 1,
     "multi_latent_attention": False,
     "fp8": None,
+    "fp4": None,
     "cpu_offloading": False,
     "cuda_graph_impl": "none",
     "mtp_num_layers": None,

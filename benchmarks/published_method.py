@@ -25,7 +25,6 @@ class Facts:
         grad_reduce_in_fp32: Whether gradients are kept and reduced in fp32.
         cross_entropy: How the loss is computed, as `search_spaces.memory.Software` names it.
         forced_balance: Whether every expert gets the same number of tokens.
-        fp4: Whether matrix products run in NVFP4 (read as MXFP8, which has a knob).
         optimizer_states: Whether there is a full optimiser; not with LoRA.
     """
 
@@ -34,7 +33,6 @@ class Facts:
     grad_reduce_in_fp32: bool = True
     cross_entropy: Literal["unfused", "te", "torch", "chunked"] = "unfused"
     forced_balance: bool = False
-    fp4: bool = False
     optimizer_states: bool = True
 
 
@@ -62,7 +60,6 @@ def facts_of(raw: Row) -> Facts:
         grad_reduce_in_fp32=not (bridge and ("grad_reduce_in_fp32=False" in notes or raw["model"] == "LLAMA3_70B")),
         cross_entropy=_loss(raw, bridge or "CE fusion on" in notes),
         forced_balance="force-balanced" in notes or "force balance" in notes or "capacity factor 1" in notes,
-        fp4="FP4" in raw["precision"],
         optimizer_states="LoRA" not in notes and raw["workload"] != "lora",
     )
 
@@ -91,7 +88,7 @@ def method(raw: Row, model: ModelSpec, facts: Facts) -> dict[str, Any]:
         "overlap_param_gather": overlap and distributed,
         "precision": "fp16" if precision.startswith("fp16") else "bf16",
         **_recompute(raw),
-        **_eight_bit(precision, raw["source_group"]),
+        **_low_precision(precision, raw["source_group"]),
     }
     if whole(raw, "cp", 1) > 1 and "cp_comm_type a2a" in notes:
         knobs["cp_comm_type"] = ("a2a",)
@@ -128,9 +125,11 @@ def _bridge_recipe(raw: Row, method: Mapping[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-def _eight_bit(precision: str, source: str) -> dict[str, Any]:
-    recipes = {"mx": "mxfp8", "fp4": "mxfp8", "block": "blockwise", "128x128": "blockwise"}
-    if "fp8" not in precision and "float8" not in precision and "fp4" not in precision:
+def _low_precision(precision: str, source: str) -> dict[str, Any]:
+    if "fp4" in precision:
+        return {"fp4_format": "e2m1"}
+    recipes = {"mx": "mxfp8", "block": "blockwise", "128x128": "blockwise"}
+    if "fp8" not in precision and "float8" not in precision:
         return {}
     plain = "delayed" if source in DELAYED_SCALING else "tensorwise"
     return {"fp8_format": "hybrid", "fp8_recipe": next((to for word, to in recipes.items() if word in precision), plain)}

@@ -47,6 +47,7 @@ class TimedRow:
         links: How the devices are joined.
         measured: Workload, configuration and seconds.
         software: Version or state of the software that the source tells apart; empty where it does not.
+        stated: Whether the source states all that was set (quality A), so that nothing of the configuration is guessed.
     """
 
     id: str
@@ -55,6 +56,7 @@ class TimedRow:
     links: Links
     measured: Measured
     software: str = ""
+    stated: bool = True
 
     @property
     def pool(self) -> tuple[str, bool, str]:
@@ -93,14 +95,7 @@ def _csv(path: Path) -> list[Mapping[str, str]]:
 def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     seconds = row.step_time_s or _from_flops(row, raw)
     name = GPU_NAMES.get(row.gpu, row.gpu)
-    if (
-        seconds is None
-        or row.quality not in "AB"
-        or row.facts.fp4
-        or not name
-        or WORKLOAD & set(row.assumed)
-        or "lora" in raw["workload"].lower()
-    ):
+    if seconds is None or row.quality not in "AB" or not name or WORKLOAD & set(row.assumed) or "lora" in raw["workload"].lower():
         return None
     changes = _software(row, raw)
     if re.search("EP (a2a )?overlap on|tuned recipe", raw["notes"]):
@@ -115,7 +110,7 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     workload = row.workload.model_copy(update={"settings": _settings(row)})
     measured = Measured(workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
-    return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw))
+    return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw), row.quality == "A")
 
 
 def _settings(row: PublishedRow) -> RunSettings:

@@ -42,6 +42,7 @@ KNOBS = (
     "precision",
     "fp8_format",
     "fp8_recipe",
+    "fp4_format",
 )
 _HEADER = """\
 # Published recipes (search_spaces/recipes.py). Written by benchmarks/write_recipes.py; do not edit.

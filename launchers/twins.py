@@ -62,7 +62,9 @@ def fastest_step_s(workload: Workload, config: TrialConfig, machines: Machines) 
     """
     if workload.device == "cpu":
         return 0.0
-    precision: Precision = "tf32" if config.precision == "fp32" else "fp8" if config.fp8_format else config.precision
+    precision: Precision = "tf32" if config.precision == "fp32" else config.precision
+    if config.fp8_format or config.fp4_format:
+        precision = "fp4" if config.fp4_format else "fp8"
     operations = model_flops_per_token(workload.model, workload.seq_length) * workload.tokens_per_step / workload.world_size
     return operations / (BEST_SHARE * machines.gpu.peak(precision))
 

@@ -50,13 +50,16 @@ def context_exchange_needs_heads(workload: Workload, config: TrialConfig) -> str
     return f"cp_comm_type=a2a wants heads={heads} and query groups={groups} to divide by tensor x context = {ranks}"
 
 
-def fp8_needs_hardware(workload: Workload, config: TrialConfig) -> str | None:
-    """FP8 needs Hopper, block scales of 32 Blackwell; Transformer Engine says so in the first step."""
+def low_precision_needs_hardware(workload: Workload, config: TrialConfig) -> str | None:
+    """FP8 needs Hopper, block scales of 32 and FP4 Blackwell; Transformer Engine says so in the first step."""
     arch = workload.settings.gpu_arch_major
-    needed = 10 if config.fp8_recipe == "mxfp8" else 9
-    if config.fp8_format is None or arch >= needed:
+    if config.fp4_format is not None:
+        asked, needed = f"fp4_format={config.fp4_format}", 10
+    elif config.fp8_format is not None:
+        asked, needed = f"fp8_recipe={config.fp8_recipe}", 10 if config.fp8_recipe == "mxfp8" else 9
+    else:
         return None
-    return f"fp8_recipe={config.fp8_recipe} needs compute capability {needed}, the GPUs have {arch}"
+    return None if arch >= needed else f"{asked} needs compute capability {needed}, the GPUs have {arch}"
 
 
 def mostly_bubble(workload: Workload, config: TrialConfig) -> str | None:
@@ -72,6 +75,6 @@ ADVICE: tuple[Advice, ...] = (
     tensor_ranks_leave_the_node,
     experts_leave_the_node,
     context_exchange_needs_heads,
-    fp8_needs_hardware,
+    low_precision_needs_hardware,
     mostly_bubble,
 )

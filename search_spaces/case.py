@@ -35,6 +35,12 @@ BALANCED = "moe_router_force_load_balancing"
 """Whether a case's experts get equal shares; it changes no rule."""
 _MACHINES = frozenset({"gpu", "gpus_per_node", "links", BALANCED})
 _PASSED_OVER = frozenset({"id", "cpu_offloading", "lr_decay_style", "no_gradient_accumulation_fusion"})
+LOW_PRECISIONS = {
+    "fp8": ("fp8_format", "hybrid"),
+    "fp4": ("fp4_format", "e2m1"),
+    "nvfp4": ("fp4_format", "e2m1"),
+}
+"""What may follow a precision after a plus: the knob that it gives and its value."""
 DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 _MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
 
@@ -140,9 +146,13 @@ def _nearest(key: str, value: Any) -> str:
 def _config_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     """The knobs in a case."""
     fields = {key: _listed(value) for key, value in given.items() if key in knobs()}
-    fields["precision"], _, eight_bit = str(given.get("precision", "bf16")).partition("+")
-    if eight_bit:
-        fields.setdefault("fp8_format", "hybrid")
+    fields["precision"], _, low = str(given.get("precision", "bf16")).partition("+")
+    if low:
+        if low not in LOW_PRECISIONS:
+            known = " or ".join(f"{fields['precision']}+{name}" for name in LOW_PRECISIONS)
+            raise IllegalCaseError([Violation("value_of_precision", 1.0, f"precision={given['precision']!r}: give {known}")])
+        knob, number_format = LOW_PRECISIONS[low]
+        fields.setdefault(knob, number_format)
     if given.get("also_fp16") and fields["precision"] == "bf16":
         raise IllegalCaseError([Violation("one_precision", 1.0, "bf16 and fp16 exclude each other; keep one")])
     if given.get("no_overlap_p2p_communication"):

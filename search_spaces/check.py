@@ -133,6 +133,7 @@ _SPELLED: dict[str, list[Any]] = {
     "recompute_num_layers": [1],
     "expert_tensor_parallel_size": [1],
     "fp8_format": [],
+    "fp4_format": [],
 }
 
 

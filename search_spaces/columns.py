@@ -183,6 +183,11 @@ class Columns:
         """Whether sequence parallelism is on."""
         return self.flag("sequence_parallel")
 
+    @property
+    def low_precision(self) -> Bools:
+        """Where matrix products run in 8 or 4 bits."""
+        return self.given("fp8_format") | self.given("fp4_format")
+
     def recomputes(self, module: str) -> Bools:
         """Where selective recomputation covers a module; Megatron's default is core_attn alone (transformer_config.py)."""
         named = self.holds("recompute_modules", module)

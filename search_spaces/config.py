@@ -141,7 +141,7 @@ class TrialConfig(BaseModel):
         False
     )
     moe_router_padding_for_fp8: Annotated[
-        bool, Knob("pad the routing map to FP8 alignment", devices=GPU, why_not=f"FP8 {_NEEDS_TE}")
+        bool, Knob("pad the routing map to the alignment of FP8 and FP4", devices=GPU, why_not=f"FP8 {_NEEDS_TE}")
     ] = False
     optimizer_cpu_offload: Annotated[
         bool, Knob("keep optimiser state in host memory", devices=GPU, why_not=_NEEDS_CUDA, launchers=_SCRIPT)
@@ -184,6 +184,15 @@ class TrialConfig(BaseModel):
     fp8_param_gather: Annotated[
         bool, Knob("keep and gather parameters in FP8", devices=GPU, why_not=f"FP8 {_NEEDS_TE}", changes_learning=True)
     ] = False
+    fp4_format: Annotated[
+        Literal["e2m1"] | None,
+        Knob(
+            "FP4 number format of the matrix products (NVFP4); none = off",
+            devices=GPU,
+            why_not=f"FP4 {_NEEDS_TE}",
+            changes_learning=True,
+        ),
+    ] = None
     first_last_layers_bf16: Annotated[
         bool, Knob("first and last layers stay in bf16", devices=GPU, why_not=f"FP8 {_NEEDS_TE}", changes_learning=True)
     ] = False

@@ -48,7 +48,8 @@ def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     """Number formats and attention kernels that the device does not have, by the rule's name.
 
     A device without bf16 has torch emulate it: every product is computed in fp32 (pytorch/pytorch issue 124996, pull request
-    148322), at a speed that no datasheet states. Transformer Engine refuses FP8 on devices without it, and context parallelism
+    148322), at a speed that no datasheet states. Transformer Engine refuses FP8 and NVFP4 on devices without
+    them, and context parallelism
     where it has neither flash nor fused attention: these need compute capability 8.0, which came with bf16 (its
     pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
     """
@@ -61,6 +62,9 @@ def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     if gpu.vendor != "cpu" and "fp8" not in gpu.peak_tflops:
         text = f"{gpu.name} has no FP8, and Transformer Engine refuses it there; give fp8_format=none"
         found["fp8_arithmetic"] = finding(columns.given("fp8_format"), text)
+    if gpu.vendor != "cpu" and (gpu.vendor != "nvidia" or "fp4" not in gpu.peak_tflops):
+        text = f"{gpu.name} has no NVFP4, and Transformer Engine refuses it there; give fp4_format=none"
+        found["fp4_arithmetic"] = finding(columns.given("fp4_format"), text)
     return found
 
 

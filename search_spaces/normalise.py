@@ -90,11 +90,10 @@ def fsdp_options(c: Columns) -> None:
     c.replace("fp8_param_gather", c.flag("use_torch_fsdp2"), False)
 
 
-def fp8_options(c: Columns) -> None:
-    """Without FP8 its recipe and the layers kept in bf16 do nothing (TransformerConfig.__post_init__)."""
-    plain = ~c.given("fp8_format")
-    c.replace("fp8_recipe", plain & ~c.flag("fp8_param_gather"), _default("fp8_recipe"))
-    c.replace("first_last_layers_bf16", plain, False)
+def low_precision_options(c: Columns) -> None:
+    """Without FP8 its recipe does nothing, without FP8 or FP4 no layer stays in bf16 (TransformerConfig.__post_init__)."""
+    c.replace("fp8_recipe", ~c.given("fp8_format") & ~c.flag("fp8_param_gather"), _default("fp8_recipe"))
+    c.replace("first_last_layers_bf16", ~c.low_precision, False)
     for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
         c.replace(name, ~c.flag("first_last_layers_bf16"), _default(name))
 
@@ -125,7 +124,7 @@ NORMALISERS: tuple[Normaliser, ...] = (
     recompute_options,
     recompute_all_layers,
     fsdp_options,
-    fp8_options,
+    low_precision_options,
     offload_options,
     expert_options,
 )

@@ -13,16 +13,18 @@ from search_spaces.communication import Group
 from search_spaces.kernels import Floats, Machine
 from search_spaces.model import ModelSpec
 
-CAST_ELEMENTS = {"tensorwise": 3.0, "delayed": 1.9, "mxfp8": 2.3, "blockwise": 2.3}
-"""16-bit elements moved to cast an operand of an 8-bit product and write both of its layouts.
+NVFP4 = "nvfp4"
+CAST_ELEMENTS = {"tensorwise": 3.0, "delayed": 1.9, "mxfp8": 2.3, "blockwise": 2.3, NVFP4: 3.5}
+"""16-bit elements moved to cast an operand of an 8-bit or 4-bit product and write both of its layouts.
 
 A tensor's own scale costs a pass more. Counted for `tensorwise`; the others by their times over its in Transformer Engine's guide
-"GEMM profiling" (casts included less casts apart: H200 0.63 for `delayed`, B300 0.78 for `mxfp8`).
+"GEMM profiling" (casts included less casts apart: H200 0.63 for `delayed`, B300 0.78 for `mxfp8` and 1.15 for NVFP4, which has
+scales of both kinds and a Hadamard transform).
 """
 
-BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83}
-"""Rate of products with a scale per block over those with one per tensor, same guide: B300 casts apart; H200, whose tensor cores
-know no such scales, casts included and taken off as `mxfp8`'s."""
+BLOCK_SCALED = {"mxfp8": 0.95, "blockwise": 0.83, NVFP4: 1.81}
+"""Rate of products with a scale per block over 8-bit ones with a scale per tensor, same guide: B300 casts apart; H200, whose tensor
+cores know no such scales, casts included and taken off as `mxfp8`'s."""
 
 ACCUMULATION_SEEN = 0.55
 """Share of the main gradients' traffic that products do not hide.
@@ -53,6 +55,7 @@ LAYER_KNOBS = (
     "main_grads_dtype",
     "fp8_format",
     "fp8_recipe",
+    "fp4_format",
     "attention_backend",
     "cuda_graph_impl",
     "environment",
@@ -104,9 +107,11 @@ NONE = work()
 
 
 def _by_recipe(columns: Columns, figures: Mapping[str, float], otherwise: float) -> Floats:
-    """A figure of each row's recipe for 8-bit products."""
+    """A figure of each row's recipe for 8-bit or 4-bit products; `otherwise` for a recipe without one and in 16 bits."""
     recipes = columns.column("fp8_recipe")
-    return np.asarray(np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes])
+    eight_bit = np.array([figures.get(str(recipe), otherwise) for recipe in recipes.values])[recipes.codes]
+    found = np.where(columns.given("fp4_format"), figures[NVFP4], eight_bit)
+    return np.where(columns.low_precision, found, otherwise)
 
 
 class Piece(NamedTuple):
@@ -143,7 +148,7 @@ class Shapes:
     @classmethod
     def of(cls, machine: Machine, columns: Columns, balanced: bool) -> Shapes:
         """The shapes of a table's combinations."""
-        fp32, low = columns.equals("precision", "fp32"), columns.given("fp8_format")
+        fp32, low = columns.equals("precision", "fp32"), columns.low_precision
         tp = columns.tp.astype(np.float64)
         return cls(
             machine=machine,
@@ -153,9 +158,9 @@ class Shapes:
             tokens=columns.mbs * columns.workload.seq_length / columns.cp,
             tp=tp,
             element=np.where(fp32, 4.0, 2.0),
-            rate=machine.gemm_rate(low, fp32) * np.where(low, _by_recipe(columns, BLOCK_SCALED, 1.0), 1.0),
+            rate=machine.gemm_rate(low, fp32) * _by_recipe(columns, BLOCK_SCALED, 1.0),
             low=low,
-            cast_elements=np.where(low, _by_recipe(columns, CAST_ELEMENTS, 0.0), 0.0),
+            cast_elements=_by_recipe(columns, CAST_ELEMENTS, 0.0),
             gradient=np.where(columns.equals("main_grads_dtype", "bf16"), 2.0, 4.0),
             split=np.where(columns.sp, tp, 1.0),
             recompute_full=columns.equals("recompute_granularity", "full"),
@@ -171,7 +176,7 @@ class Shapes:
         return np.asarray(elements * self.element / self.machine.bandwidth)
 
     def casts(self, elements: Floats | float) -> Floats:
-        """Seconds of casting operands of 8-bit products, and the gradients of their results, to 8 bits."""
+        """Seconds of casting operands of 8-bit and 4-bit products, and the gradients of their results."""
         return self.moved(elements * self.cast_elements)
 
     def accumulation(self, weights: Floats | float) -> Floats:

@@ -36,6 +36,7 @@ _RENAMED = {
     "decoder_first_pipeline_num_layers": "num_layers_in_first_pipeline_stage",
     "decoder_last_pipeline_num_layers": "num_layers_in_last_pipeline_stage",
     "fp8_format": "fp8",
+    "fp4_format": "fp4",
 }
 CLIP_GRAD = 1.0
 

@@ -21,6 +21,7 @@ KNOBS = (
     "precision",
     "fp8_format",
     "fp8_recipe",
+    "fp4_format",
     "attention_backend",
     "recompute_granularity",
     "recompute_method",
@@ -33,6 +34,10 @@ KNOBS = (
     "moe_grouped_gemm",
     "environment",
 )
+
+
+NVFP4_BYTES = 0.5 + 1 / 16
+"""Bytes of an element in NVFP4: four bits, and an 8-bit scale for sixteen of them (Transformer Engine, NVFP4BlockScaling)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,7 @@ class Sizes:
         tp: Tensor parallel size.
         etp: Expert tensor parallel size.
         element: Bytes of an activation.
-        stored: Bytes of an input that a matrix product keeps: 1 in FP8.
+        stored: Bytes of an input that a matrix product keeps: 1 in FP8, `NVFP4_BYTES` in NVFP4.
         heads: Attention heads on a rank.
         groups: Key/value heads on a rank.
         query: Width of the queries on a rank.
@@ -107,7 +112,7 @@ def sizes(columns: Columns) -> Sizes:
         tp=tp,
         etp=columns.etp,
         element=element,
-        stored=np.where(columns.given("fp8_format"), 1.0, element),
+        stored=np.where(columns.given("fp8_format"), 1.0, np.where(columns.given("fp4_format"), NVFP4_BYTES, element)),
         heads=heads,
         groups=groups,
         query=heads * query_head,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from search_spaces.columns import Bools, Columns, Floats, Ints
+from search_spaces.memory.sizes import NVFP4_BYTES
 from search_spaces.software import Software
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
@@ -27,6 +28,7 @@ KNOBS = (
     "precision",
     "fp8_format",
     "fp8_recipe",
+    "fp4_format",
     "fp8_param_gather",
     "use_distributed_optimizer",
     "num_distributed_optimizer_instances",
@@ -47,8 +49,9 @@ class States(NamedTuple):
     """Bytes per parameter, one number per row of a table.
 
     Attributes:
-        weight: Of a matrix inside a layer.
-        plain_weight: Of everything that is never kept in FP8: embeddings, output, norms.
+        weight: Of a matrix inside a layer; in NVFP4 two copies, one transposed, stand beside the 16-bit weight
+            (Transformer Engine, module/base.py get_weight_workspace).
+        plain_weight: Of everything that is never kept in 8 or 4 bits: embeddings, output, norms.
         gradient: Of its gradient.
         optimizer: Of its optimiser state.
         step: What the optimiser step holds for a moment.
@@ -74,6 +77,7 @@ def states(columns: Columns, software: Software, *, experts: bool) -> States:
     replicas = _replicas(columns, experts)
     plain = _number(columns, "precision", BYTES)
     weight = np.where(columns.given("fp8_format"), _eight_bit_weight(columns, software, plain), plain)
+    weight = np.where(columns.given("fp4_format"), plain + 2 * NVFP4_BYTES, weight)
     gradient = _gradient(columns, software)
     shards = _optimizer_shards(columns, replicas)
     optimizer, step = _optimizer(columns) / shards, _step(columns, software, gradient) / shards

@@ -222,8 +222,8 @@ def delayed_gradients(c: Columns) -> Finding:
 def router_padding_precision(c: Columns) -> Finding:
     """Padding the routing map is for quantised GEMMs (transformer_config.py TransformerConfig.__post_init__)."""
     return finding(
-        c.flag("moe_router_padding_for_fp8") & ~c.given("fp8_format"),
-        "moe_router_padding_for_fp8 needs fp8_format",
+        c.flag("moe_router_padding_for_fp8") & ~c.low_precision,
+        "moe_router_padding_for_fp8 needs fp8_format or fp4_format",
     )
 
 

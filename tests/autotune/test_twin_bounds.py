@@ -53,5 +53,8 @@ def test_narrower_products_may_be_faster_and_a_cpu_has_no_bound():
     workload, machines = case("h200")
     wide, narrow = (fastest_step_s(workload, config, machines) for config in (TrialConfig(), TrialConfig(fp8_format="hybrid")))
     assert wide == pytest.approx(2.0 * narrow, rel=0.01)
+    workload, machines = case("b200")
+    wide, narrow = (fastest_step_s(workload, config, machines) for config in (TrialConfig(), TrialConfig(fp4_format="e2m1")))
+    assert wide == pytest.approx(4.0 * narrow, rel=0.01)
     assert fastest_step_s(workload.model_copy(update={"device": "cpu"}), TrialConfig(), machines) == 0.0
     assert twins.demand("table", workload, TrialConfig(), machines, 0).step_s == pytest.approx(3.0 * wide)

@@ -175,6 +175,26 @@ def test_advice_is_no_refusal() -> None:
     assert verdict.legal and "spans nodes of 4 GPUs" in verdict.advice[0]
 
 
+@pytest.mark.parametrize(
+    ("knobs", "seq_length", "broken"),
+    [
+        ({"fp4_format": "e2m1"}, 4096 + 16, set()),
+        ({"fp4_format": "e2m1", "first_last_layers_bf16": True}, 4096, set()),
+        ({"fp4_format": "e2m1"}, 4096 + 8, {"low_precision_tokens"}),
+        ({"fp8_format": "hybrid"}, 4096 + 8, set()),
+        ({"fp4_format": "e2m1", "fp8_format": "hybrid"}, 4096, {"fp4_excludes_fp8"}),
+        ({"fp4_format": "e2m1", "fp8_param_gather": True, "use_distributed_optimizer": True}, 4096, {"fp8_parameters_need_fp8"}),
+    ],
+)
+def test_NVFP4(knobs: dict[str, Any], seq_length: int, broken: set[str]) -> None:
+    assert names(TrialConfig(**knobs), WORKLOAD.model_copy(update={"seq_length": seq_length})) == broken
+
+
+def test_NVFP4_needs_blackwell() -> None:
+    verdict = explain(WORKLOAD, TrialConfig(fp4_format="e2m1"))
+    assert verdict.legal and verdict.advice == ["fp4_format=e2m1 needs compute capability 10, the GPUs have 9"]
+
+
 def test_cpu_says_what_is_missing() -> None:
     cpu = WORKLOAD.model_copy(update={"device": "cpu"})
     (violation,) = check(cpu, TrialConfig(context_parallel_size=2))
@@ -190,6 +210,8 @@ def test_cpu_says_what_is_missing() -> None:
         + ({"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2},),
         ({"recompute_granularity": "selective", "recompute_modules": ("core_attn",)}, {"recompute_granularity": "selective"}),
         ({"fp8_recipe": "mxfp8"}, {}),
+        ({"fp4_format": "e2m1", "fp8_recipe": "mxfp8"}, {"fp4_format": "e2m1"}),
+        ({"first_last_layers_bf16": True}, {}),
         ({"tensor_model_parallel_size": 2, "expert_tensor_parallel_size": 2}, {"tensor_model_parallel_size": 2}),
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 99},)
         + ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 8},),

@@ -122,6 +122,14 @@ def test_eight_bit_weights_are_gathered_or_copied():
     assert 1.9 < estimate(fp8_format="hybrid").by_component(0)["weights"] / plain < 2.01
 
 
+def test_NVFP4_keeps_two_copies_beside_the_weight_and_small_inputs():
+    wide, eight, four = estimate(), estimate(fp8_format="hybrid"), estimate(fp4_format="e2m1")
+    weights = [table.by_component(0)["weights"] for table in (wide, eight, four)]
+    assert (weights[2] - weights[0]) / (weights[1] - weights[0]) == pytest.approx(2 * 0.5625 / 2)
+    activations = [table.by_component(0)["activations"] for table in (wide, eight, four)]
+    assert (activations[0] - activations[2]) / (activations[0] - activations[1]) == pytest.approx((2 - 0.5625) / (2 - 1), rel=0.2)
+
+
 def pipeline(stages: int = 4, chunks: int = 1, micro_batches: int = 16) -> Pipeline:
     split = Split(stages, chunks, first=0, last=0, layout=None, embedding_counts=False, loss_counts=False)
     return Pipeline(split, micro_batches, group=4, recompute=0, recompute_layers=1, offloaded=0, extra_warm_up=0)

@@ -77,9 +77,11 @@ def test_recomputation_is_read_from_words():
     assert read({"recompute": ""}).assumed == ("recompute_granularity",)
 
 
-def test_eight_bits_are_read_from_words():
-    recipes = {"FP8-CS": "tensorwise", "MXFP8": "mxfp8", "NVFP4": "mxfp8", "FP8 (block)": "blockwise"}
+def test_low_precisions_are_read_from_words():
+    recipes = {"FP8-CS": "tensorwise", "MXFP8": "mxfp8", "FP8 (block)": "blockwise"}
     assert {name: read({"precision": name}).config.fp8_recipe for name in recipes} == recipes
+    four_bit = read({"precision": "NVFP4"}).config
+    assert (four_bit.fp4_format, four_bit.fp8_format) == ("e2m1", None)
 
 
 def test_layers_that_do_not_divide_get_a_layout():

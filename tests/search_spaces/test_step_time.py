@@ -50,6 +50,7 @@ def step(model=GPT3, world=64, batch=128, seq=2048, coefficients=None, links=LIN
 
 DENSE = {"tensor_model_parallel_size": 8, "pipeline_model_parallel_size": 4, "sequence_parallel": True}
 EXPERTS = {"expert_model_parallel_size": 8, "expert_tensor_parallel_size": 1, "moe_token_dispatcher_type": "alltoall"}
+NVFP4 = {"fp4_format": "e2m1"}
 FULL = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
@@ -255,6 +256,13 @@ def test_casts_cost_by_recipe():
     casts = {recipe: value - none for recipe, value in seconds.items()}
     assert casts["delayed"] / casts["tensorwise"] == pytest.approx(0.63, abs=0.01)
     assert casts["mxfp8"] == casts["blockwise"] == pytest.approx(0.77 * casts["tensorwise"], rel=0.01)
+
+
+def test_NVFP4_multiplies_faster_than_8_bits_and_casts_slower():
+    eight, four = (step(**DENSE, **knobs).row(0) for knobs in ({"fp8_format": "hybrid", "fp8_recipe": "tensorwise"}, NVFP4))
+    plain = step(**DENSE).row(0)["elementwise"]
+    assert 1.2 < eight["gemm"] / four["gemm"] < 1.81
+    assert (four["elementwise"] - plain) / (eight["elementwise"] - plain) == pytest.approx(1.17, abs=0.01)
 
 
 def test_watts_do_not_bind_8_bit_products():
