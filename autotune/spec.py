@@ -28,9 +28,9 @@ from autotune.spec_file import odd_numbers, read_yaml
 from autotune.spec_parts import Bound, Budget, Confirmation, Measurement, Part, PowerDomain
 from search_spaces.choices import GROUPS
 from search_spaces.config import TrialConfig, knobs
-from search_spaces.gpus import OwnHardware
+from search_spaces.gpus import OwnHardware, arch_major
 from search_spaces.hardware import PoolSpec
-from search_spaces.model import ModelSpec, Workload, installed_megatron
+from search_spaces.model import ModelSpec, RunSettings, Workload, installed_megatron
 from search_spaces.space import SearchSpace
 from search_spaces.whole import PositiveInt
 
@@ -188,6 +188,7 @@ class StudySpec(Part):
             global_batch_size=self.global_batch_size,
             seq_length=self.seq_length,
             device=pool.device,
+            settings=RunSettings(gpu_arch_major=arch_major(pool.gpu, self.hardware.gpus)),
         )
 
 

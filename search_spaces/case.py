@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from search_spaces.argv import knobs_from_argv
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.gpus import arch_major
 from search_spaces.layer_pattern import layer_pattern
 from search_spaces.model import ModelSpec, RunSettings, Workload
 from search_spaces.rules.base import Violation
@@ -174,7 +175,11 @@ def _workload(given: Mapping[str, Any], config: TrialConfig, megatron: str) -> W
         "seq_length": given.get("seq_length"),
         "megatron": megatron,
         "device": given.get("device", "cpu" if str(given.get("gpu")).lower() == "cpu" else "cuda"),
-        "settings": {"env": given.get("env", DEFAULT_ENV), **{k: _listed(v) for k, v in given.items() if k in _SETTINGS}},
+        "settings": {
+            "env": given.get("env", DEFAULT_ENV),
+            "gpu_arch_major": arch_major(str(given.get("gpu"))),
+            **{k: _listed(v) for k, v in given.items() if k in _SETTINGS},
+        },
     }
     return Workload.model_validate(fields)
 

@@ -13,6 +13,7 @@ from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec
 from search_spaces.model import Workload
 from search_spaces.rules.base import Finding, Violation, finding
+from search_spaces.software import FLASH_ATTENTION_ARCH
 
 CONTEXT_ATTENTION = "context_parallel_attention"
 
@@ -54,6 +55,9 @@ def arithmetic_findings(gpu: GpuSpec, columns: Columns) -> dict[str, Finding]:
     pytorch/attention/dot_product_attention/utils.py, get_attention_backend).
     """
     found = {}
+    if gpu.arch_major < FLASH_ATTENTION_ARCH:
+        text = f"{gpu.name} has neither flash nor fused attention; give attention_backend=auto"
+        found["attention_kernel"] = finding(columns.equals("attention_backend", "flash", "fused"), text)
     if lacks_bf16(gpu):
         text = f"{gpu.name} has no bf16: torch emulates it in fp32, slower and at a speed that is not known; give precision=fp16"
         found["bf16_arithmetic"] = finding(columns.equals("precision", "bf16"), text)

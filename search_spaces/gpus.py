@@ -59,6 +59,7 @@ class GpuSpec(BaseModel):
         peak_tflops: Dense peak by precision, 10^12 operations/s.
         multiprocessors: SMs or compute units.
         exponentials_per_clock: Exponentials that one of them finishes per clock.
+        arch_major: CUDA compute capability, major number (7 Volta, 8 Ampere, 9 Hopper, 10 Blackwell); ROCm's gfx9 counts as 9.
         dies_per_package: Devices that share one package and its watts (MI250: 2).
         tdp_w: Board power the device is built for, per package.
         idle_w: Watts with a context open and nothing running, per package.
@@ -78,6 +79,7 @@ class GpuSpec(BaseModel):
     peak_tflops: dict[Precision, Figure]
     multiprocessors: PositiveInt
     exponentials_per_clock: Figure = 16
+    arch_major: PositiveInt = 9
     dies_per_package: PositiveInt = 1
     tdp_w: Figure
     idle_w: Figure
@@ -218,6 +220,14 @@ def gpu(name: str, own: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
     if known not in shipped["gpus"]:
         raise KeyError(f"unknown gpu {name!r}; known: {', '.join(gpu_names())}")
     return GpuSpec.model_validate({**shipped["gpus"][known], "name": known})
+
+
+def arch_major(name: str, own: Mapping[str, GpuSpec] | None = None) -> int:
+    """A device's `arch_major` by its name; the default for a device that is not known."""
+    try:
+        return gpu(name, own).arch_major
+    except KeyError:
+        return int(GpuSpec.model_fields["arch_major"].default)
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from search_spaces.kernels import OLD_FLASH, Floats, fused_attention, linear, softmax_apart, unfused_attention
 from search_spaces.parameters import attention_weights, feed_forward_weights
+from search_spaces.software import FLASH_ATTENTION_ARCH
 from search_spaces.work import NONE, Piece, Shapes, Work, work
 
 _BACKWARD_HOST = 1.3  # launches of the backward pass come from C++: more kernels, less time for each
@@ -153,7 +154,8 @@ def _core(s: Shapes) -> tuple[Floats, Floats, Floats]:
     wide = _wide_rate(s)
     apart = softmax_apart(s.columns.mbs * heads, s.seq_length)
     plain = unfused_attention(s.machine, wide, s.tokens, float(s.seq_length), heads, qk, v, apart)
-    stored = s.columns.equals("attention_backend", "unfused", "local")
+    old = s.columns.workload.settings.gpu_arch_major < FLASH_ATTENTION_ARCH
+    stored = s.columns.equals("attention_backend", "unfused", "local") | np.bool_(old)
     return np.where(stored, plain[0], fused[0]), np.where(stored, plain[1], fused[1]), np.where(stored, 10.0 + 4.0 * apart, 3.0)
 
 

@@ -260,6 +260,8 @@ def test_a_number_that_no_machine_holds_is_refused_by_name(verb, key):
         ({"precision": "bf16+nvfp4"}, "fp4_arithmetic", "has no NVFP4"),
         ({"gpu": "mi355x", "fp4_format": "e2m1"}, "fp4_arithmetic", "has no NVFP4"),
         ({"precision": "bf16+int8"}, "value_of_precision", "bf16+fp8 or bf16+fp4 or bf16+nvfp4"),
+        ({"gpu": "v100", "precision": "fp16", "attention_backend": "fused"}, "attention_kernel", "give attention_backend=auto"),
+        ({"gpu": "v100", "precision": "fp16", "moe_grouped_gemm": True, "num_experts": 8}, "grouped_gemm_device", "but it is 7"),
         ({"gpu": "v100", "precision": "fp16", "cp": 2}, "context_parallel_attention", "give context_parallel_size=1"),
         ({"gpu": "cpu", "device": "cuda"}, "one_device", "gpu=cpu and device=cuda differ"),
         ({"device": "cpu"}, "one_device", "gpu=h100-sxm-80gb and device=cpu differ"),
@@ -351,6 +353,13 @@ def test_context_parallelism_is_not_planned_without_its_attention():
         plan = plan_pool(spec, spec.pools[0])
         assert sum(plan.verdicts.values()) == len(sizes)
         assert any("which context parallelism needs" in words for words in plan.lacking) == (name == "v100")
+
+
+@pytest.mark.parametrize(("gpu", "like_unfused"), [("v100", True), ("a100", False)])
+def test_a_gpu_without_fused_attention_is_planned_without(gpu, like_unfused):
+    cases = [CASE | {"gpu": gpu, "precision": "fp16"} | more for more in ({}, {"attention_backend": "unfused"})]
+    chosen, unfused = map(json.loads, run_jsonl(map(json.dumps, cases)))
+    assert (chosen["memory_gib"] == unfused["memory_gib"]) == (chosen["step_time_s"] == unfused["step_time_s"]) == like_unfused
 
 
 def test_a_model_without_a_study(tmp_path):

@@ -453,6 +453,13 @@ def test_several_node_counts_are_checked_one_by_one(tmp_path, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(("gpu", "major"), [("v100", 7), ("a40", 8), ("h200", 9), ("GB300", 10), ("mine", 8), ("unheard-of", 9)])
+def test_a_pools_rules_are_for_its_gpus_compute_capability(gpu, major):
+    hardware = {"gpus": {"mine": {**OWN_GPU, "arch_major": 8, "source": "here"}}}
+    spec = study_spec(hardware=hardware, pools=[{**POOL, "gpu": gpu}])
+    assert spec.workload(spec.pools[0]).settings.gpu_arch_major == major
+
+
 def test_a_spec_survives_being_written_and_read():
     spec = study_spec(
         pools=[{**POOL, "nodes": [4, 6], "network": "my-ib"}],
