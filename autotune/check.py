@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.baseline import baseline_cautions, check_baseline, verdict_on
+from autotune.baseline import as_settings, baseline_cautions, check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.guards import guards_of, keep
@@ -225,7 +225,7 @@ def _verdict_text(pool: str, verdict: Verdict) -> Text:
     for violation in verdict.violations:
         text.append(f"\n  {violation.name}: {violation.message}")
     if verdict.change:
-        text.append("\n  nearest legal: " + " ".join(f"{name}={value}" for name, value in verdict.change.items()), style="yellow")
+        text.append("\n  nearest legal: " + as_settings(verdict.change), style="yellow")
     for advice in verdict.advice:
         text.append(f"\n  advice: {advice}", style="dim")
     return text

@@ -550,3 +550,18 @@ def test_a_cpu_study_needs_neither_torch_nor_ray():
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout.strip() == "0 True []"
+
+
+@pytest.mark.parametrize(
+    "settings", [["fp4_format=e2m1", "fp8_format=hybrid"], ["overlap_param_gather=true", "use_distributed_optimizer=false"]]
+)
+def test_the_nearest_legal_change_can_be_set_as_it_is_printed(tmp_path, settings):
+    study = study_file(tmp_path, pools=[{**NODES, "gpu": "b200"}])
+    given = [word for setting in settings for word in ("--set", setting)]
+    refused = CliRunner().invoke(cli.app, ["check", str(study), *given])
+    nearest = re.search(r"nearest legal: (.*)", refused.stdout)[1].split()
+    assert not any(value in word for word in nearest for value in ("None", "(", "True", "False"))
+    mended = CliRunner().invoke(
+        cli.app, ["check", str(study), *given, *(word for setting in nearest for word in ("--set", setting))]
+    )
+    assert (refused.exit_code, mended.exit_code) == (1, 0), mended.output
