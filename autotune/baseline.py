@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from autotune.errors import SpecError
+from autotune.records import as_settings
 from autotune.spec import StudySpec, pool_title
 from autotune.study import launcher_of
 from search_spaces.check import Verdict, explain
@@ -78,17 +79,6 @@ def _rules(violations: Sequence[Violation]) -> str:
 
 def _hint(verdict: Verdict) -> str:
     return f"nearest legal: {as_settings(verdict.change)}" if verdict.change else "give a baseline that runs, or none"
-
-
-def as_settings(values: Mapping[str, Any]) -> str:
-    """Knobs with their values as `--set` takes them: YAML without blanks, `none` for none."""
-    return " ".join(f"{name}={_as_yaml(value)}" for name, value in values.items())
-
-
-def _as_yaml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{','.join(_as_yaml(item) for item in value)}]"
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def verdict_on(spec: StudySpec, pool: PoolSpec, config: TrialConfig, megatron: Literal["0.16", "0.19"] | None = None) -> Verdict:

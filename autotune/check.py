@@ -15,13 +15,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autotune.baseline import as_settings, baseline_cautions, check_baseline, verdict_on
+from autotune.baseline import baseline_cautions, check_baseline, verdict_on
 from autotune.candidates import candidate_table
 from autotune.errors import SpecError
 from autotune.guards import guards_of, keep
 from autotune.lacking import lacking_words
 from autotune.launchable import accepted
 from autotune.machines import check_config_limits, machines_of
+from autotune.records import as_settings
 from autotune.spec import StudySpec, pool_title
 from autotune.spec_errors import spec_error
 from autotune.study import launcher_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ class Neighbour:
         origin: Whether that was measured, or is what physics predicts; predictions of both are compared then.
         row: Its row in the table.
         why_not: Why it should not be tried; empty where nothing is known against it.
+        scores_less: Whether its measured score is lower than the winner's: throughput need not be all that counts.
     """
 
     knob: str
@@ -43,6 +45,7 @@ class Neighbour:
     origin: Literal["measured", "predicted"]
     row: int
     why_not: str = ""
+    scores_less: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +92,29 @@ def explain(
         predicted: Tokens/s per GPU that physics predicts for every row, float (rows,); none = nothing is predicted.
         why_not: Why the candidate in a row should not be tried; empty where nothing speaks against it.
     """
-    measured = _measured(records, table)
-    found = [replace(one, why_not=why_not(one.row)) for one in _neighbours(winner, measured, table, predicted)]
+    measured = _by_row(records, table, lambda record: record.metrics[THROUGHPUT])
+    scores = _by_row(records, table, lambda record: record.value)
+    here = table.find(winner.config)
+    own = -math.inf if here is None else scores.get(here, -math.inf)
+    found = [
+        replace(one, why_not=why_not(one.row), scores_less=scores.get(one.row, own) < own)
+        for one in _neighbours(winner, measured, table, predicted)
+    ]
     neighbours = sorted(found, key=lambda neighbour: (bool(neighbour.why_not), -neighbour.ratio))
     untried = [one for one in neighbours if one.origin == "predicted" and not one.why_not and not _tried(records, table, one)]
     return Explanation(_importance(measured, table), tuple(neighbours), untried[0] if untried else None)
 
 
-def _measured(records: Sequence[TrialRecord], table: CandidateTable) -> dict[int, float]:
-    """Median tokens/s per GPU by row, over the runs of each."""
+def _by_row(
+    records: Sequence[TrialRecord], table: CandidateTable, number: Callable[[TrialRecord], float | None]
+) -> dict[int, float]:
+    """Median of a number of the completed trials by row, over the runs of each; those without it are left out."""
     values: dict[int, list[float]] = {}
     for record in records:
         row = table.find(record.config) if record.outcome is Outcome.COMPLETED else None
-        if row is not None:
-            values.setdefault(row, []).append(record.metrics[THROUGHPUT])
+        value = None if row is None else number(record)
+        if row is not None and value is not None:
+            values.setdefault(row, []).append(value)
     return {row: float(np.median(runs)) for row, runs in values.items()}
 
 

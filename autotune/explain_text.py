@@ -10,7 +10,7 @@ import numpy as np
 from autotune.explain import Explanation, Neighbour, explain
 from autotune.objective import Objective
 from autotune.prospects import Prospects
-from autotune.records import TrialRecord
+from autotune.records import TrialRecord, spelled
 from autotune.wall_metrics import judged_on
 from search_spaces.columns import Columns
 from search_spaces.prediction import Predictions, predict
@@ -69,7 +69,8 @@ def _next(found: Explanation) -> str:
 
 
 def _neighbour(one: Neighbour) -> str:
-    return f"{one.knob} {one.value}: {one.ratio:.2f} x ({one.origin})"
+    origin = f"{one.origin}, but its score is lower" if one.ratio > 1.0 and one.scores_less else one.origin
+    return f"{one.knob} {spelled(one.value)}: {one.ratio:.2f} x ({origin})"
 
 
 def _slack(winner: TrialRecord, objective: Objective) -> str:

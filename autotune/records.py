@@ -152,6 +152,18 @@ def short(config: TrialConfig) -> str:
     return " ".join(parts) or "Megatron's defaults"
 
 
+def spelled(value: Any) -> str:
+    """A knob's value as a study and `--set` take it: YAML without blanks, `none` for none."""
+    if isinstance(value, tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_settings(values: Mapping[str, Any]) -> str:
+    """Knobs with their values as `--set` takes them."""
+    return " ".join(f"{name}={spelled(value)}" for name, value in values.items())
+
+
 def counted(count: int, one: str) -> str:
     """A number of things whose plural ends in s."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {one}s"

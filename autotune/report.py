@@ -17,7 +17,7 @@ from autotune.doctor.finding import Finding, Status
 from autotune.memory_growth import growth_words
 from autotune.pareto_text import front_json, front_lines
 from autotune.racing import SAVED
-from autotune.records import Phase, TrialRecord, counted, short
+from autotune.records import Phase, TrialRecord, counted, short, spelled
 from autotune.results import PoolResults, run_spread_of, speedup
 from autotune.settling import UNSETTLED
 from autotune.wall_metrics import wall_words
@@ -169,7 +169,7 @@ def _second(decision: Decision) -> str:
 def _learning(winner: TrialConfig, baseline: TrialConfig) -> str:
     """Which of the winner's knobs change what is learned; empty where none does."""
     changed = [name for name, knob in knobs().items() if knob.changes_learning and getattr(winner, name) != getattr(baseline, name)]
-    words = ", ".join(f"{name} {getattr(winner, name)} (baseline: {getattr(baseline, name)})" for name in changed)
+    words = ", ".join(f"{name} {spelled(getattr(winner, name))} (baseline: {spelled(getattr(baseline, name))})" for name in changed)
     return f" It changes what is learned: {words}." if words else ""
 
 

@@ -65,6 +65,7 @@ ONLY_WHEN_BUILT = {
     "ffn_over_tensor_ranks",
     "expert_layer_pattern",
     "heads_over_query_groups",
+    "flex_dispatcher_ranks",
 }
 """Rules that Megatron enforces when it builds a model, which the 0.19 oracle leaves out for latent attention and FP8."""
 

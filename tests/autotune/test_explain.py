@@ -49,6 +49,15 @@ def test_neighbours_differ_in_one_knob_and_carry_what_was_measured(table: Candid
         assert neighbour.ratio == pytest.approx(step_seconds(winner.config) / step_seconds(config))
 
 
+def test_what_is_faster_but_scores_less_is_told_apart(table: CandidateTable) -> None:
+    records = [replace(measured(table.config(row)), value=step_seconds(table.config(row))) for row in range(len(table))]
+    slowest = min(records, key=lambda record: record.metrics["tokens_per_s_per_gpu"])
+    shown = explain(slowest, records, table)
+    assert shown.neighbours and all(one.scores_less == (one.ratio > 1.0) for one in shown.neighbours)
+    unknown = explain(slowest, [replace(record, value=None) for record in records], table)
+    assert not any(one.scores_less for one in unknown.neighbours)
+
+
 def test_what_was_not_run_is_predicted_and_the_best_of_it_is_next(table: CandidateTable) -> None:
     everything = [measured(table.config(row)) for row in range(len(table))]
     winner = fastest(everything)
