@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Field,
     FiniteFloat,
     NonNegativeInt,
@@ -31,6 +32,7 @@ from search_spaces.config import TrialConfig, knobs
 from search_spaces.gpus import OwnHardware, arch_major
 from search_spaces.hardware import PoolSpec
 from search_spaces.model import ModelSpec, RunSettings, Workload, installed_megatron
+from search_spaces.presets import NAMES, STUDY, load_preset
 from search_spaces.space import SearchSpace
 from search_spaces.whole import PositiveInt
 
@@ -50,6 +52,11 @@ def _url(schemes: tuple[str, ...]) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _choices_of(search: Any) -> Any:
+    """The choices of a preset where one is named."""
+    return load_preset(search) if isinstance(search, str) and search in NAMES else search
+
+
 class StudySpec(Part):
     """A study file: what is trained, where, what may be tried, and for how long.
 
@@ -66,7 +73,7 @@ class StudySpec(Part):
         baseline: Knobs of the configuration to compare with; it runs first.
         recipes: Whether configurations that published recipes for models of this kind point at run next; see docs/search.md.
         transfer: Whether the search starts with what trials of earlier studies of the same pool showed; see docs/search.md.
-        search: Knob -> choices.
+        search: Knob -> choices; or `auto`, or a preset's name.
         objective: Weight by metric; positive where more is better. See `autotune.objective`.
         pareto: Whether the terms are not summed: one direction each, by the sign of the weight, and a front as the answer.
         limits: Bounds on metrics of the answer, e.g. `gpu_mean_power_w: {max: 560}`; they may be crossed while exploring.
@@ -92,7 +99,7 @@ class StudySpec(Part):
     baseline: TrialConfig = TrialConfig()
     recipes: bool = True
     transfer: bool = True
-    search: dict[str, Any] | Literal["auto"]
+    search: Annotated[dict[str, Any] | Literal["auto"], BeforeValidator(_choices_of)]
     objective: Annotated[dict[str, FiniteFloat], Field(min_length=1)] = Field(default_factory=lambda: dict(DEFAULT_WEIGHTS))
     pareto: bool = False
     limits: dict[str, Bound] = Field(default_factory=dict)
@@ -267,5 +274,4 @@ def _validated(data: dict[str, Any], overrides: dict[str, Any]) -> StudySpec:
 def study_file(text: str) -> Path:
     """The study file that a person means: a path, or the name of a shipped study such as `quickstart`."""
     path = Path(text)
-    shipped = _PRESETS / f"{text}.yaml"
-    return shipped if not path.exists() and shipped.is_file() else path
+    return _PRESETS / f"{text}.yaml" if text == STUDY and not path.exists() else path

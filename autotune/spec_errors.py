@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from autotune.errors import NOTHING, SpecError
 from search_spaces.config import TrialConfig, knobs
+from search_spaces.presets import NAMES as PRESETS
 
 _WRONG = "wrong_in_study"
 _WRITE_ONE = "`autotune init` writes a study to start from"
@@ -84,7 +85,7 @@ def _problem(detail: ErrorDetails) -> str:
     if detail["type"] == _WRONG:
         return str(detail["ctx"]["problem"])
     if detail["loc"][:1] == ("search",):
-        return "must be a mapping of knobs to choices, or auto"
+        return f"must be a mapping of knobs to choices, auto, or a preset ({', '.join(PRESETS)})"
     known = _PROBLEMS.get(detail["type"])
     if known is None:
         return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")

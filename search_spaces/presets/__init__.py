@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
-NAMES = ("quickstart", "dense", "moe", "long_context", "finetune")
+STUDY = "quickstart"
+"""The one that is a whole study; the others are choices for the knobs of one."""
+NAMES = (STUDY, "dense", "moe", "long_context", "finetune")
 
 
 def load_preset(name: str) -> dict[str, Any]:

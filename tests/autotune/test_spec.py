@@ -13,6 +13,7 @@ from autotune.errors import SpecError
 from autotune.metric_names import FAMILIES
 from autotune.spec import StudySpec, load_study, override, study_file
 from search_spaces.config import TrialConfig
+from search_spaces.presets import NAMES
 from tests.conftest import ROOT
 
 from .study_cases import MODEL, POOL, study_data, study_spec
@@ -174,8 +175,8 @@ BAD = {
     ),
     "search is a list": (
         study_data(search=[TP]),
-        f"search: must be a mapping of knobs to choices, or auto (got ['{TP}'])",
-        "search: Knob -> choices.",
+        f"search: must be a mapping of knobs to choices, auto, or a preset ({', '.join(NAMES)}) (got ['{TP}'])",
+        "search: Knob -> choices; or `auto`, or a preset's name.",
     ),
     "knob twice": (
         study_data(search={"recompute": ["none"], "recompute_method": ["block"]}),
@@ -476,6 +477,12 @@ def test_shipped_studies_are_found_by_name_and_load(tmp_path, monkeypatch):
     assert load_study(study_file("quickstart")).name == "quickstart"
     (tmp_path / "quickstart").write_text("mine")
     assert study_file("quickstart").read_text() == "mine"
+
+
+def test_choices_may_be_those_of_a_preset():
+    preset = yaml.safe_load((ROOT / "search_spaces" / "presets" / "dense.yaml").read_text())
+    assert study_spec(search="dense").search == preset
+    assert str(study_file("dense")) == "dense", "choices alone are no study"
 
 
 def test_a_model_may_be_a_hugging_face_config_beside_the_study(tmp_path):
