@@ -50,12 +50,15 @@ def test_neighbours_differ_in_one_knob_and_carry_what_was_measured(table: Candid
 
 
 def test_what_is_faster_but_scores_less_is_told_apart(table: CandidateTable) -> None:
-    records = [replace(measured(table.config(row)), value=step_seconds(table.config(row))) for row in range(len(table))]
-    slowest = min(records, key=lambda record: record.metrics["tokens_per_s_per_gpu"])
-    shown = explain(slowest, records, table)
-    assert shown.neighbours and all(one.scores_less == (one.ratio > 1.0) for one in shown.neighbours)
-    unknown = explain(slowest, [replace(record, value=None) for record in records], table)
-    assert not any(one.scores_less for one in unknown.neighbours)
+    slowest = max(map(table.config, range(len(table))), key=step_seconds)
+    winner = replace(measured(slowest), value=1.0)
+    beside = [one.row for one in explain(winner, [winner], table, np.ones(len(table))).neighbours][:6]
+    values = [0.9 if place % 2 else 1.1 for place in range(len(beside))]
+    records = [replace(measured(table.config(row)), value=value) for row, value in zip(beside, values, strict=True)]
+    shown = explain(winner, [winner, *records], table).neighbours
+    assert {one.row: one.scores_less for one in shown} == {row: value < 1.0 for row, value in zip(beside, values, strict=True)}
+    told = explain(winner, [winner, *(replace(record, value=None) for record in records)], table).neighbours
+    assert not any(one.scores_less for one in told)
 
 
 def test_what_was_not_run_is_predicted_and_the_best_of_it_is_next(table: CandidateTable) -> None:
