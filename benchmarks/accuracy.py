@@ -24,13 +24,14 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import accuracy_memory, accuracy_power, accuracy_time  # noqa: E402  the repository is no package
 
+TABLES = ("throughput.csv", "megatron_golden.csv", "vtrain_a100.csv")
 ERROR_BAND = ROOT / "search_spaces" / "step_time_error.yaml"
 
 
 def results(folder: Path) -> dict[str, Any]:
     """All groups, and the verdicts on memory; of the tables that the folder has."""
     found: dict[str, Any] = {"groups": [], "oom": {}}
-    if (folder / "throughput.csv").is_file():
+    if any((folder / name).is_file() for name in TABLES):
         found = accuracy_memory.report(folder)
         found["groups"] += accuracy_time.groups(folder)
     if (folder / "power.csv").is_file():
@@ -87,6 +88,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="record the mean errors of the step time in the package")
     options = parser.parse_args()
     found = results(options.folder)
+    if not found["groups"]:
+        parser.error(f"{options.folder}: no {', '.join(TABLES)} or power.csv with rows that can be read")
     if options.write:
         ERROR_BAND.write_text(yaml.safe_dump(error_band(found["groups"]), sort_keys=False), encoding="utf-8")
     if options.json:

@@ -8,7 +8,6 @@ were chosen with these rows that ran and that ran out of memory in view.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.published import PublishedRow, read_throughput
+from benchmarks.published import PublishedRow, raw_rows, read_throughput
 from benchmarks.published_golden import GROUP as GOLDEN
 from benchmarks.published_golden import read_golden
 from benchmarks.ranking import errors, ranking
 from search_spaces import memory
 from search_spaces.columns import Columns
+from search_spaces.gpus import gpu
 from search_spaces.memory import Software, Verdict
 from search_spaces.memory.table import VERDICTS
 from search_spaces.normalise import normalise
@@ -44,8 +44,8 @@ CAPACITY_GIB = {
     'MI355X ("MI355" in source)': 287.5,
 }
 """What a process can use of each board that the tables name: total memory as the driver reports it."""
-
-
+DRIVER_SHARE = 0.985
+"""The same over the nominal memory, for other boards of hardware.yaml."""
 CALIBRATION_ROWS = 5
 STEP_BYTES = (STEP_GRADIENT_BYTES_IN_CODE, *range(5, 13))
 
@@ -70,8 +70,7 @@ def report(folder: Path) -> dict[str, Any]:
     rows, left_out = read_throughput(folder / "throughput.csv")
     golden = read_golden(folder / "megatron_golden.csv")[0] if (folder / "megatron_golden.csv").is_file() else []
     found = accuracy(rows + golden)
-    with (folder / "throughput.csv").open(newline="") as file:
-        failed = {raw["id"] for raw in csv.DictReader(file) if raw["status"] == "oom"}
+    failed = {raw["id"] for raw in raw_rows(folder / "throughput.csv") if raw["status"] == "oom"}
     found["oom"]["not_expressed"] = {row: reason for row, reason in left_out.items() if row in failed}
     return found
 
@@ -116,8 +115,16 @@ def predict(row: PublishedRow, step_gradient_bytes: float) -> Result:
     predicted = {"largest": float(stages.max()), "first": float(stages[0]), "last": float(stages[-1])}[row.memory_scope]
     if row.source_group in ("bigscience-bloom", "torchtitan", "nanotron", "stas00"):
         predicted = float(table.device_gib[0])
-    verdict = table.verdict(CAPACITY_GIB.get(row.gpu, math.inf))[0]
+    verdict = table.verdict(capacity_gib(row.gpu))[0]
     return Result(row, predicted, next(name for name in VERDICTS if name == verdict))
+
+
+def capacity_gib(board: str) -> float:
+    """What a process can use of a board, as the tables name it; without end where nothing is known of it."""
+    try:
+        return CAPACITY_GIB.get(board) or DRIVER_SHARE * gpu(board.partition(" (")[0]).memory_gib
+    except KeyError:
+        return math.inf
 
 
 def software(row: PublishedRow, step_gradient_bytes: float) -> Software:

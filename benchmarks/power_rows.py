@@ -34,6 +34,7 @@ LIMITS = {
 OF_WORKLOAD = ("static", "demand", "intensity")
 NOISE = 0.02
 WATTS_NOISE = 0.04
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 GPUS = (("A100-PCIe", "a100-pcie-80gb"), ("A100-SXM", "a100-sxm4-80gb"), ("A40", "a40"), ("V100", "v100-pcie-32gb"))
 
 
@@ -46,7 +47,7 @@ class Sweep:
         kind: Power caps or fixed clocks.
         gpu: The device.
         workload: What ran, as the rows name it.
-        draw: The first row: what a tuner measures before it sets a limit.
+        draw: The row with the highest limit: what a tuner measures before it sets one.
         limits_w: Power limit of every row.
         clocks: Clock of every row over the highest.
         slowdown: Measured slow-down of every row.
@@ -69,17 +70,25 @@ class Sweep:
 
 
 def read_sweeps(path: Path) -> list[Sweep]:
-    """All sweeps whose rows are measurements with a slow-down, on GPUs of hardware.yaml; other GPUs are named in a warning."""
+    """All sweeps of measured slow-downs on GPUs of hardware.yaml; other GPUs are named in a warning.
+
+    A sweep's first row is the one with the highest limit, wherever it stands in the table.
+    """
     sweeps: dict[tuple[str, ...], list[dict[str, str]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            if row["slowdown"] and row["evidence"].startswith("raw"):
+            if row["evidence"].startswith("raw") and all(_NUMBER.fullmatch(row[name]) for name in ("slowdown", "power_w")):
                 config = "" if row["clock_mhz"] else row["config"]
                 sweeps.setdefault((row["source"].split()[0], row["gpu"], row["workload"], config), []).append(row)
     known = {key: device for key in sweeps if (device := _device(key[1]))}
     for name in sorted({key[1] for key in sweeps.keys() - known}):
         _LOG.warning("rows on %s are left out: not in hardware.yaml", name)
-    return [_sweep(sweeps[key], device) for key, device in known.items() if len(sweeps[key]) > 1]
+    return [_sweep(sorted(sweeps[key], key=_limit), device) for key, device in known.items() if len(sweeps[key]) > 1]
+
+
+def _limit(row: dict[str, str]) -> tuple[float, float]:
+    """A row's place in its sweep: from no limit down to the lowest."""
+    return -float(row["cap_w"] or math.inf), -float(row["clock_mhz"] or math.inf)
 
 
 def _device(text: str) -> GpuSpec | None:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from benchmarks.published_method import Facts, Row, facts_of, method, whole
 from benchmarks.published_models import kinds
 from search_spaces.config import TrialConfig
+from search_spaces.layout import parse_layout
 from search_spaces.model import ModelSpec, Workload
 
 _METHODS = {"recompute_granularity": "recompute", "use_distributed_optimizer": "optimizer_sharding"}
@@ -65,10 +66,10 @@ class PublishedRow:
 
 
 def read_throughput(path: Path) -> tuple[list[PublishedRow], dict[str, str]]:
-    """The rows of `throughput.csv`, and by id why a row is not among them."""
+    """The rows of `throughput.csv`, and by id why a row is not among them; none where there is no such file."""
     rows: list[PublishedRow] = []
     left_out: dict[str, str] = {}
-    for raw in _raw(path):
+    for raw in raw_rows(path):
         try:
             rows.append(published_row(raw))
         except (UnreadableRowError, ValidationError) as error:
@@ -113,9 +114,11 @@ def published_row(raw: Row) -> PublishedRow:
     )
 
 
-def _raw(path: Path) -> Iterator[Row]:
-    with path.open(newline="") as file:
-        yield from csv.DictReader(file)
+def raw_rows(path: Path) -> Iterator[Row]:
+    """The rows of a table as they are written; none where there is no such file."""
+    if path.is_file():
+        with path.open(newline="") as file:
+            yield from csv.DictReader(file)
 
 
 def _assume(assumed: list[str], name: str, value: int) -> int:
@@ -174,6 +177,10 @@ def _stages(raw: Row, model: ModelSpec, split: Mapping[str, Any]) -> dict[str, A
     vpp = whole(raw, "vpp", 1) if pp > 1 else 1
     stated = re.search(r"pp_layout ([^;]+?)\s*(;|$)", raw["notes"])
     if stated:
+        layout = parse_layout(stated.group(1))
+        own = (layout.decoders, layout.mtp) == (model.num_layers, model.mtp_num_layers or 0)
+        if layout.problem or not own or len(layout.stages) % pp:
+            raise UnreadableRowError(f"the layout {stated.group(1)} does not give this model's layers to {pp} stages")
         return {"pipeline_model_parallel_layout": stated.group(1)}
     if pp == 1:
         return {}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,16 @@ def spaces(folder: Path) -> list[Space]:
         if row.source in SOURCES:
             groups.setdefault((row.source, row.group), []).append(row)
     found = (space_of(rows) for rows in groups.values() if len({row.measured.config for row in rows}) >= SMALLEST)
-    return [space for space in found if len(space.seconds) >= SMALLEST]
+    return list(_named_apart(space for space in found if len(space.seconds) >= SMALLEST))
+
+
+def _named_apart(found: Iterable[Space]) -> Iterator[Space]:
+    """The spaces, those that differ only in what their names do not say (heads, sequence length, GPU) numbered."""
+    named: Counter[str] = Counter()
+    for space in found:
+        named[space.name] += 1
+        name = space.name if named[space.name] == 1 else f"{space.name}-{named[space.name]}"
+        yield replace(space, name=name, spec=space.spec.model_copy(update={"name": name}))
 
 
 def space_of(rows: Sequence[TimedRow]) -> Space:
@@ -121,7 +131,8 @@ def neighbours(space: Space, others: Sequence[Space], *, same_model: bool) -> li
 
 def _spec(rows: Sequence[TimedRow]) -> StudySpec:
     first = rows[0]
-    workload, per_node = first.measured.workload, min(first.measured.workload.world_size, first.links.domain)
+    workload = first.measured.workload
+    per_node = max(count for count in range(1, first.links.domain + 1) if workload.world_size % count == 0)
     search = dict(_search([row.measured.config for row in rows]))
     # What a user runs today is in no table: a baseline that Megatron refuses tells a sampler nothing.
     baseline = TrialConfig(micro_batch_size=workload.global_batch_size + 1)

@@ -15,7 +15,7 @@ from search_spaces.choices import ordered
 from search_spaces.columns import Columns
 from search_spaces.config import TrialConfig
 from search_spaces.device_rules import limit_findings, violations
-from search_spaces.gpus import gpu, gpu_aliases, gpu_names
+from search_spaces.gpus import gpu
 from search_spaces.legality import RULES, check
 from search_spaces.model import Workload
 from search_spaces.normalise import normalise
@@ -85,8 +85,11 @@ def verdicts(lines: Iterable[str], megatron: str = "0.19") -> Iterator[dict[str,
 
 def _beyond_device(name: Any, workload: Workload, config: TrialConfig) -> list[Violation]:
     """Limits that the case's GPU does not take, where it names one that is known; what Megatron accepts does not depend on it."""
-    known = isinstance(name, str) and name.lower() in (*gpu_names(), *gpu_aliases())
-    return violations(limit_findings(gpu(name), Columns.of(workload, config))) if known else []
+    try:
+        device = gpu(str(name))
+    except KeyError:
+        return []
+    return violations(limit_findings(device, Columns.of(workload, config)))
 
 
 def run_jsonl(lines: Iterable[str], megatron: str = "0.19") -> Iterator[str]:

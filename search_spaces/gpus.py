@@ -5,6 +5,7 @@ A user's own GPU or link is an entry of the same shape in the study (`OwnHardwar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -208,7 +209,7 @@ def _shipped() -> dict[str, Any]:
 
 
 def gpu(name: str, own: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
-    """A device by its name in hardware.yaml, by a shorthand, or from the user's own.
+    """A device by its name in hardware.yaml, by a shorthand, or from the user's own; "H100 80GB" is "h100-80gb".
 
     Raises:
         KeyError: no such device.
@@ -216,7 +217,8 @@ def gpu(name: str, own: Mapping[str, GpuSpec] | None = None) -> GpuSpec:
     if own and name in own:
         return own[name]
     shipped = _shipped()
-    known = shipped["aliases"].get(name.lower(), name.lower())
+    spelled = re.sub(r"[\s_]+", "-", name.strip().lower())
+    known = shipped["aliases"].get(spelled, spelled)
     if known not in shipped["gpus"]:
         raise KeyError(f"unknown gpu {name!r}; known: {', '.join(gpu_names())}")
     return GpuSpec.model_validate({**shipped["gpus"][known], "name": known})

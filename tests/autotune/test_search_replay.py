@@ -47,6 +47,32 @@ def test_a_row_measured_twice_is_one_candidate():
     assert min(twice.seconds.values()) == pytest.approx((0.05 * 0.2) ** 0.5)
 
 
+def vtrain(tmp_path, **changes):
+    """A folder with a table of vTrain's alone, twice: as it is and changed."""
+    names = "n_gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp,iteration_time_ms,set"
+    lines = [names]
+    for tp, pp, mbs in SIZES:
+        own = f"8 32 {mbs} 1024 16 8 1024 {tp} {8 // tp // pp} {pp} {100 * tp * pp / mbs} single"
+        row = dict(zip(names.split(","), own.split(), strict=True))
+        lines += [",".join(row.values()), ",".join({**row, **changes}.values())]
+    (tmp_path / "vtrain_a100.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("change", [{"heads": "8"}, {"seq_len": "2048"}])
+def test_spaces_whose_names_say_the_same_are_two(tmp_path, change):
+    found = replay_spaces.spaces(vtrain(tmp_path, **change))
+    assert [space.name for space in found] == ["vtrain-h1024-L8-g8-b32", "vtrain-h1024-L8-g8-b32-2"]
+    assert [space.spec.name for space in found] == [space.name for space in found]
+
+
+def test_machines_of_any_number_of_gpus_are_whole_nodes():
+    load = WORKLOAD.model_copy(update={"world_size": 12, "global_batch_size": 96})
+    space = replay_spaces.space_of([replace(row, measured=replace(row.measured, workload=load)) for row in rows()])
+    assert (space.spec.pools[0].nodes, space.spec.pools[0].gpus_per_node) == (2, 6)
+    assert (len(space.seconds), space.left_out) == (10, 2)  # TP 4 with two stages does not divide 12
+
+
 def test_the_rule_takes_fewest_ranks_then_the_largest_micro_batch(space):
     first, second, *_ = space.by_rule()
     assert (first.tensor_model_parallel_size * first.pipeline_model_parallel_size, first.micro_batch_size) == (1, 2)

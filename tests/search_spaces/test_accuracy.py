@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import accuracy_power
+from benchmarks import accuracy, accuracy_power
 from benchmarks.accuracy_power import calibration_rows
 from benchmarks.accuracy_time import _stated, choose, groups_of
 from benchmarks.ranking import errors, kendall_tau, ranking
@@ -98,6 +98,14 @@ def slowdowns(shared):
 def test_slowdowns_within_five_points_do_not_get_fewer(slowdowns, mode, above, share):
     found = [g for g in slowdowns if g["mode"] == mode and ("above" in g["source"]) == above]
     assert sum(g["within_5_points"] for g in found) >= share * sum(g["n"] for g in found)
+
+
+def test_a_folder_without_tables_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["accuracy.py", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        accuracy.main()
+    assert ended.value.code == 2
+    assert "no throughput.csv" in capsys.readouterr().err
 
 
 def test_held_out_coefficients_differ_from_the_shipped():

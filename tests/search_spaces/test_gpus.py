@@ -38,6 +38,28 @@ def test_datasheet_figures_are_dense(name, bf16, bandwidth, tdp):
     assert device.tdp_w == tdp
 
 
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("H100-80GB", "h100-sxm-80gb"),
+        ("H100 80GB", "h100-sxm-80gb"),
+        ("h100_80gb_hbm3", "h100-sxm-80gb"),
+        ("V100-32GB", "v100-sxm2-32gb"),
+        ("A100-SXM", "a100-sxm4-80gb"),
+        ("B200-SXM", "b200-sxm-180gb"),
+        ("MI355X-288GB", "mi355x"),
+    ],
+)
+def test_a_board_has_its_usual_names(name, device):
+    assert gpu(name).name == device
+
+
+@pytest.mark.parametrize("name", ["H100-96GB", "A800-80GB", "V100-16GB", "H20", ""])
+def test_another_board_is_not_taken_for_a_known_one(name):
+    with pytest.raises(KeyError, match="unknown gpu"):
+        gpu(name)
+
+
 def test_mi250_has_two_devices_in_a_package():
     assert gpu("mi250").dies_per_package == 2
     assert gpu("mi250").memory_gib == 64

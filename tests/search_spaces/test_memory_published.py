@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.accuracy_memory import accuracy, report
+from benchmarks.accuracy_memory import accuracy, capacity_gib, report
 from benchmarks.published import PublishedRow, even_layout, published_row, read_throughput
 from benchmarks.published_golden import read_golden
 from search_spaces.layout import parse_layout
@@ -87,6 +87,32 @@ def test_low_precisions_are_read_from_words():
 def test_layers_that_do_not_divide_get_a_layout():
     layout = parse_layout(even_layout(61, 16, 1))
     assert (layout.decoders, layout.mtp, len(layout.stages), layout.problem) == (61, 1, 16, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"notes": "pp_layout Et*7|t*5L; dispatcher hybridep", "pp": "2.0"}, ""),
+        ({"notes": "pp_layout Et*7|t*6L", "pp": "2.0"}, "does not give"),
+        ({"notes": "pp_layout Et*7|t*5mL", "pp": "2.0"}, "does not give"),
+        ({"notes": "pp_layout Et*7|t*5L", "pp": "4.0"}, "does not give"),
+        ({"notes": "pp_layout given", "pp": "2.0"}, "does not give"),
+    ],
+)
+def test_a_stated_layout_has_the_model_s_layers(tmp_path, changes, reason):
+    row = {**dict.fromkeys(BLANK, ""), **SIMUMAX, "n_gpus": "32.0", **changes}
+    path = tmp_path / "throughput.csv"
+    path.write_text(",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values()) + "\n")
+    rows, left_out = read_throughput(path)
+    assert (len(rows), reason in left_out.get("smx-004", "")) == (0 if reason else 1, True)
+    assert accuracy(rows)["oom"]["ran"] == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("board", "gib"), [("GB200", 184.0), ("V100-SXM2-32GB", 31.5), ("H100-PCIe (350 W)", 78.8), ("TPU v4", float("inf"))]
+)
+def test_boards_that_the_table_of_capacities_lacks_are_those_of_the_hardware_file(board, gib):
+    assert capacity_gib(board) == pytest.approx(gib, rel=0.01)
 
 
 def test_a_row_predicts_its_peak():

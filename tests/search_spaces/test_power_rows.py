@@ -39,6 +39,26 @@ def test_measured_rows_become_a_sweep_per_configuration_and_a_pool_per_workload(
     assert "RTX6000" in caplog.text
 
 
+def test_the_row_with_the_highest_limit_is_what_was_measured_before(table):
+    head, *lines = table.read_text().splitlines(keepends=True)
+    table.write_text(head + "".join(reversed(lines)))
+    sweeps = read_sweeps(table)
+    assert [(sweep.draw.mean_w, list(sweep.limits_w)) for sweep in sweeps] == [(270, list(CAPS))] * 2
+
+
+def test_clocks_are_a_sweep_from_the_highest_down(tmp_path):
+    path = tmp_path / "power.csv"
+    lines = [f"Perseus,A40,gpt3-175b,stage 1,,{clock / 10},{clock},{1740 / clock},raw\n" for clock in (870, 1740, 1305)]
+    path.write_text(HEADER + "".join(lines))
+    assert list(read_sweeps(path)[0].watts) == [174, 130.5, 87]
+
+
+@pytest.mark.parametrize(("watts", "slowdown"), [("", "1.1"), ("270", ""), ("500-600", "1.1"), ("270", "<=1.03")])
+def test_a_row_without_one_figure_of_both_is_no_part_of_a_sweep(table, watts, slowdown):
+    table.write_text(table.read_text() + f'Zeus 23,A40,BERT-base,"1 GPU, batch 48",125,{watts},,{slowdown},raw data\n')
+    assert [len(sweep.slowdown) for sweep in read_sweeps(table)] == [4, 4]
+
+
 @pytest.mark.parametrize(("config", "devices"), [("16 GPUs; uniform dp2", 16), ("1 GPU, batch 32", 1), ("stage 1 of 8", 1)])
 def test_devices_that_wait_for_each_other_come_from_the_configuration(tmp_path, config, devices):
     path = tmp_path / "power.csv"
@@ -51,6 +71,7 @@ def test_larger_models_and_devices_with_more_bandwidth_compute_for_a_larger_shar
     assert share_of("gpt3-175b stage", "", a40) > share_of("BERT-base SQuAD", "1 GPU, batch 32", a40)
     assert share_of("t5-3b training", "tp1 mbs4", a100) > share_of("t5-3b training", "tp1 mbs4", a40)
     assert share_of("gpt3-6.7b training", "tp2 mbs4", a40) < share_of("gpt3-6.7b training", "tp1 mbs4", a40)
+    assert share_of("bert-huge-uncased training", "tp1 mbs8", a40) > share_of("bert-large-uncased training", "tp1 mbs8", a40)
     assert share_of("an image model", "batch 64", a40) == OTHER_SHARE
 
 
