@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from autotune.errors import SpecError
 from autotune.probes import Gpu, GpuList, amd_gpus, nvidia_gpus
+from autotune.telemetry.visible import cuda_visible
 from search_spaces.hardware import PoolSpec
 
 CPU_POOL = PoolSpec(name="laptop", gpu="cpu", gpus_per_node=4)
@@ -47,7 +48,7 @@ def usable_gpus(
     if wanted is not None:
         return _without_mig("gpus", [str(gpu) for gpu in wanted])
     if visible is not None:
-        return _without_mig("CUDA_VISIBLE_DEVICES", [gpu.strip() for gpu in visible.split(",") if gpu.strip()])
+        return _without_mig("CUDA_VISIBLE_DEVICES", list(cuda_visible(visible)))
     listed = (nvidia or nvidia_gpus()).gpus or (amd or amd_gpus()).gpus
     return tuple(str(index) for index, gpu in enumerate(listed) if not gpu.mig)
 

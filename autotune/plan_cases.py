@@ -129,7 +129,7 @@ def _gpus_per_node(case: Mapping[str, Any], world_size: int) -> int:
 
 def _routing(case: Mapping[str, Any]) -> Routing:
     """Whether the case forces the experts' load to balance."""
-    return "balanced" if case.get(BALANCED) or _BALANCED_FLAG in case.get("extra", ()) else "real"
+    return "balanced" if case.get(BALANCED) or _BALANCED_FLAG in (case.get("extra") or ()) else "real"
 
 
 def _links(device: GpuSpec, gpus_per_node: int, given: Any) -> Links:

@@ -36,40 +36,56 @@ def _rule(pattern: str, outcome: str, meaning: str, *, secondary: bool = False) 
 
 
 _DEVICE = "the device or its driver failed"
+_NETWORK = "the network failed"
+_HOST_MEMORY = "host memory ran out, not the GPU's"
+_NOT_FINITE = "a value became not finite"
 
 RULES = (
     # The device itself: before memory, since a broken device also fails allocations.
     _rule(r"no CUDA-capable device|no CUDA GPUs are available|No HIP GPUs are available|hipErrorNoDevice", "LOST", "no GPU"),
     _rule(r"Found no NVIDIA driver|driver version is insufficient|NVIDIA driver on your system is too old", "LOST", "GPU driver"),
+    _rule(
+        r"unsupported display driver|forward compatibility was attempted|CUDA driver initialization failed", "LOST", "GPU driver"
+    ),
+    _rule(r"CUDA (error: )?unknown error", "LOST", _DEVICE),
     _rule(r"Driver/library version mismatch|system not yet initialized", "LOST", "GPU driver or fabric manager is not up"),
     _rule(r"fallen off the bus|\bXid\b.*\b\d+|GPU is lost", "LOST", _DEVICE),
     _rule(r"uncorrectable (ECC|NVLink) error|hipErrorECCNotCorrectable|ECC error", "LOST", _DEVICE),
+    _rule(r"over nvlink or a hardware error|HW Exception by GPU|\bGPU Hang\b", "LOST", _DEVICE),
     _rule(r"CUDA-capable device(s|\(s\) is/)\s?are busy or unavailable", "LOST", "the GPU is in use by somebody else"),
     _rule(r"EADDRINUSE|address already in use", "LOST", "the port of the rendezvous was taken"),
     _rule(r"No space left on device|Stale file handle|Input/output error|Read-only file system", "LOST", "the file system failed"),
+    _rule(r"Disk quota exceeded|Remote I/O error|Transport endpoint is not connected: '", "LOST", "the file system failed"),
+    _rule(
+        r"Too many open files|can't start new thread|(fork|thread).*Resource temporarily unavailable",
+        "LOST",
+        "a limit of the system was reached",
+    ),
+    _rule(r"(insufficient|out of|unable to \w+) shared memory", "LOST", "shared memory (/dev/shm) ran out"),
+    # The network: before memory, since its card may not get memory that others have left.
+    _rule(r"\bibv_\w+ failed|no socket interface found", "LOST", _NETWORK),
+    _rule(r"No route to host|Network is unreachable|Name or service not known|Temporary failure in name", "LOST", _NETWORK),
+    # Memory of the host, under a name that the device's has too.
+    _rule(r"ray\.exceptions\.OutOfMemoryError|node running low on memory", "OOM", _HOST_MEMORY),
     # Memory of the device.
-    _rule(r"OutOfMemoryError|(CUDA|HIP) (error: )?out of memory|hipErrorOutOfMemory", "OOM", "GPU memory ran out"),
+    _rule(r"OutOfMemoryError|(CUDA|HIP) ((driver )?error: )?out of memory|hipErrorOutOfMemory", "OOM", "GPU memory ran out"),
+    _rule(r"CUDA_ERROR_OUT_OF_MEMORY|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION", "OOM", "GPU memory ran out"),
     _rule(r"cudaErrorMemoryAllocation|Cuda failure.*out of memory|Failed to CUDA (c|m|host )?alloc", "OOM", "GPU memory ran out"),
     _rule(
         r"(CUBLAS|CUDNN|CUSOLVER|CUSPARSE|CUFFT|HIPBLAS|ROCBLAS)_STATUS_(ALLOC_FAILED|MEMORY_ERROR)", "OOM", "GPU memory ran out"
     ),
     _rule(r"hip failure.*out of memory|HSA_STATUS_ERROR_OUT_OF_RESOURCES", "OOM", "GPU memory ran out"),
     # Memory of the host.
-    _rule(
-        r"DefaultCPUAllocator|can't allocate memory|Cannot allocate memory|std::bad_alloc",
-        "OOM",
-        "host memory ran out, not the GPU's",
-    ),
-    _rule(r"^(\w+\.)*_?(Array)?MemoryError\b|cudaHostAlloc.*out of memory", "OOM", "host memory ran out, not the GPU's"),
+    _rule(r"DefaultCPUAllocator|can't allocate memory|Cannot allocate memory|std::bad_alloc", "OOM", _HOST_MEMORY),
+    _rule(r"^(\w+\.)*_?(Array)?MemoryError\b|cudaHostAlloc.*out of memory|ERROR_HOST_ALLOCATION", "OOM", _HOST_MEMORY),
     # Numbers.
-    _rule(
-        r"found (nan|inf) in|Unexpected result (nan|inf)|(loss|grad\w*) (is|was|became) (nan|inf)",
-        "NAN",
-        "a value became not finite",
-    ),
+    _rule(r"found (nan|inf) in|Unexpected result (nan|inf)|(loss|grad\w*) (is|was|became) (nan|inf)", "NAN", _NOT_FINITE),
+    _rule(r"(loss|grad\w*|norm)\b.* (is|are|was|were|became) (not |non-?)finite|returned nan values", "NAN", _NOT_FINITE),
+    _rule(r"\b(nan|inf)s? (was |were )?(detected|encountered)|\b(detected|encountered) (an? )?(nan|inf)s?\b", "NAN", _NOT_FINITE),
+    _rule(r"loss scale already at minimum|Minimum loss scale reached", "NAN", _NOT_FINITE),
     # What the others say when one rank has gone.
     _rule(
-        r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for",
+        r"Watchdog caught collective operation timeout|watchdog got stuck|Timed out waiting \d+ms for|monitoredBarrier",
         "HUNG",
         "a collective timed out",
         secondary=True,
@@ -81,9 +97,13 @@ RULES = (
         secondary=True,
     ),
     _rule(r"remote process exited|ncclRemoteError|NCCL communicator was aborted", "LOST", "another rank went away", secondary=True),
+    _rule(r"Got completion from peer .*with status=", "LOST", "another rank went away", secondary=True),
     _rule(r"failed to recv, got 0 bytes|recvValue failed|store has been closed", "LOST", "another rank went away", secondary=True),
     _rule(
-        r"DistNetworkError|DistStoreError|Connection refused|Socket Timeout", "LOST", "another rank was not reached", secondary=True
+        r"DistNetworkError|DistStoreError|Connection (refused|timed out)|Socket Timeout",
+        "LOST",
+        "another rank was not reached",
+        secondary=True,
     ),
     _rule(r"application bug somewhere|connectFullMesh failed", "LOST", "another rank was not reached", secondary=True),
     # The network or shared memory below NCCL or RCCL.

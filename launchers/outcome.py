@@ -26,6 +26,7 @@ class Outcome(StrEnum):
     LOST = "LOST"
 
 
+_SHELL = 128
 _SENT_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -139,13 +140,21 @@ def _verdict_of_rank(end: RankEnd, host_oom_kills: int) -> Verdict:
 
 
 def _cause_of_rank(end: RankEnd, host_oom_kills: int) -> Cause:
-    if end.code is not None and -end.code in _SENT_FROM_OUTSIDE and end.error is None:
-        if end.code == -signal.SIGKILL and host_oom_kills:
+    sent = _signal_of(end.code)
+    if sent in _SENT_FROM_OUTSIDE and end.error is None:
+        if sent == signal.SIGKILL and host_oom_kills:
             return Cause("OOM", "the host ran out of memory (not the GPU) and its out-of-memory killer ended the rank")
-        return Cause("LOST", f"ended from outside by {signal.Signals(-end.code).name}; no sign of memory running out")
+        return Cause("LOST", f"ended from outside by {signal.Signals(sent).name}; no sign of memory running out")
     if cause := cause_of_log(f"{end.log_tail}\n{end.error or ''}"):
         return cause
     return Cause("CRASHED", end.error or _ending(end.code))
+
+
+def _signal_of(code: int | None) -> int | None:
+    """The signal that ended a rank, also one that a shell or a container around it reports as 128 and its number."""
+    if code is None or 0 <= code <= _SHELL:
+        return None
+    return -code if code < 0 else code - _SHELL
 
 
 def _ending(code: int | None) -> str:

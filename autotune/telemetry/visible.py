@@ -7,16 +7,25 @@ from collections.abc import Mapping, Sequence
 
 from autotune.telemetry.base import Gpu, TelemetryError
 
-_ENTRY = re.compile(r"\d+|(GPU|MIG)-[0-9A-Za-z/-]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]+")
+_ENTRY = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+|[0-9a-fA-F]{8}-[0-9a-fA-F-]+")
+_NUMBER = re.compile(r"\+?(\d+)")
 
 
 def cuda_visible(text: str) -> tuple[str, ...]:
-    """The entries of CUDA_VISIBLE_DEVICES up to the first that CUDA would not accept, as CUDA itself ends there."""
+    """The entries of CUDA_VISIBLE_DEVICES as CUDA reads it.
+
+    It ends at the first that it would not accept, sees nothing where one is repeated, and of "1gpu" reads the 1.
+    """
     entries: list[str] = []
     for part in text.split(","):
         entry = part.strip()
-        if not _ENTRY.fullmatch(entry) or entry in entries:
-            break
+        if not _ENTRY.fullmatch(entry):
+            number = _NUMBER.match(entry)
+            if number is None:
+                break
+            entry = str(int(number[1]))
+        if entry in entries:
+            return ()
         entries.append(entry)
     return tuple(entries)
 

@@ -51,7 +51,8 @@ def test_usable_gpus_follow_the_study_then_the_environment_then_the_tools():
     listed = GpuList((Gpu("nvidia", "H100"), Gpu("nvidia", "H100", mig=True), Gpu("nvidia", "H100")))
     assert usable_gpus([2, "GPU-ab"], "0,1", listed) == ("2", "GPU-ab")
     assert usable_gpus(None, "3, MIG-GPU-1/2/3,GPU-cd", listed) == ("3", "GPU-cd")
-    assert usable_gpus(None, "", listed) == ()
+    for none in ("", "-1", "NoDevFiles", "none", "1,1"):
+        assert usable_gpus(None, none, listed) == ()
     assert usable_gpus(None, None, listed, GpuList()) == ("0", "2")
 
 

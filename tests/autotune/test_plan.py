@@ -18,7 +18,7 @@ from autotune.plan import model_study, plan_one, plan_pool
 from autotune.plan_cases import check_jsonl, run_jsonl
 from autotune.probes import Gpu
 from search_spaces import memory, power, step_time
-from search_spaces.case import read_case
+from search_spaces.case import SHORT_NAMES, known_keys, read_case
 from search_spaces.clock_power import shipped_power
 from search_spaces.coefficients import shipped
 from search_spaces.columns import Columns
@@ -274,6 +274,14 @@ def test_what_a_case_asks_for_in_vain(change, name, words):
     (violation,) = json.loads(line)["violations"]
     assert violation["name"] == name
     assert words in violation["message"]
+
+
+def test_a_key_that_is_null_is_as_if_not_given():
+    case = CASE | {"gpu": "h100"}
+    nothing = dict.fromkeys(known_keys() - {SHORT_NAMES.get(key, key) for key in case})
+    given, without = map(json.loads, run_jsonl(map(json.dumps, (nothing | case, case))))
+    assert given == without
+    assert given["legal"]
 
 
 def study_file(tmp_path, **fields):

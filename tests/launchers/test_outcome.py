@@ -74,6 +74,39 @@ EXCEPTIONS = [
     ("BrokenPipeError: [Errno 32] Broken pipe", "LOST"),
     ("RuntimeError: Gloo connectFullMesh failed with no error message", "LOST"),
     ("torch.distributed.DistBackendError: ncclSystemError: System call (e.g. socket, malloc) failed", "LOST"),
+    ("RuntimeError: CUDA error: system has unsupported display driver / cuda driver combination", "LOST"),
+    ("RuntimeError: Error 804: forward compatibility was attempted on non supported HW", "LOST"),
+    ("RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.", "LOST"),
+    ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment", "LOST"),
+    ("RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error", "LOST"),
+    ("HW Exception by GPU node-4 (Agent handle: 0x55d0) reason :GPU Hang", "LOST"),
+    ("OSError: [Errno 122] Disk quota exceeded", "LOST"),
+    ("OSError: [Errno 121] Remote I/O error", "LOST"),
+    ("OSError: [Errno 107] Transport endpoint is not connected: '/data/index'", "LOST"),
+    ("OSError: [Errno 24] Too many open files: '/data/index'", "LOST"),
+    ("RuntimeError: can't start new thread", "LOST"),
+    ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. Workers are out of shared memory.", "LOST"),
+    ("RuntimeError: unable to open shared memory object </torch_7> in read-write mode", "LOST"),
+    ("ncclSystemError: System call failed.\nLast error:\nCall to ibv_create_cq failed with error Cannot allocate memory", "LOST"),
+    ("ncclInvalidUsage\nLast error:\nBootstrap : no socket interface found", "LOST"),
+    ("OSError: [Errno 113] No route to host", "LOST"),
+    ("socket.gaierror: [Errno -2] Name or service not known", "LOST"),
+    ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "LOST"),
+    ("TimeoutError: [Errno 110] Connection timed out", "LOST"),
+    ("node1:7:9 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.1<4> with status=12 opcode=0", "LOST"),
+    ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "OOM"),
+    ("RuntimeError: CUDA driver error: out of memory", "OOM"),
+    ("RuntimeError: cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY", "OOM"),
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "OOM"),
+    ("RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "OOM"),
+    ("Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.", "NAN"),
+    ("FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding.", "NAN"),
+    ("RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.", "NAN"),
+    ("RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it cannot be clipped.", "NAN"),
+    ("RuntimeError: NaN detected in the loss of step 12", "NAN"),
+    ("RuntimeError: encountered a NaN", "NAN"),
+    ("RuntimeError: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress", "HUNG"),
+    ("RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 10000 ms", "HUNG"),
 ]
 
 
@@ -110,6 +143,9 @@ NEAR_MISSES = [
     ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", ""),
     ("torch.AcceleratorError: CUDA error: device-side assert triggered", ""),
     ("ValueError: nan_policy must be one of: raise, omit", ""),
+    ("ValueError: detected information_gain below 0", ""),
+    ("ValueError: the normalization is not known", ""),
+    ("OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 232448", ""),
     ("AssertionError: recv and send sizes differ", "Connection closed by peer\n"),
     ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling cublasGemmEx", ""),
 ]
@@ -159,6 +195,23 @@ def test_signal(number, oom_kills, outcome):
     assert verdict.outcome == outcome
     assert verdict.rank == 2
     assert number.name in verdict.detail or "not the GPU" in verdict.detail
+
+
+@pytest.mark.parametrize(("number", "oom_kills", "outcome"), [(9, 0, "LOST"), (9, 1, "OOM"), (15, 0, "LOST"), (6, 0, "CRASHED")])
+def test_signal_as_a_shell_around_the_rank_reports_it(number, oom_kills, outcome):
+    assert classify(Evidence([RankEnd(2, 1.0, 128 + number)], host_oom_kills=oom_kills)).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("message", "meaning"),
+    [
+        ("ray.exceptions.OutOfMemoryError: the node running low on memory", "host memory"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED", "host memory"),
+        ("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "GPU memory"),
+    ],
+)
+def test_whose_memory_ran_out(message, meaning):
+    assert cause_of_log(message).meaning.startswith(meaning)
 
 
 def test_first_cause_by_kind_then_by_time():

@@ -213,6 +213,26 @@ def test_lists_of_visible_devices(name):
         assert entries == tuple(given["CUDA_VISIBLE_DEVICES"].split(","))
 
 
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("2, 0", ("2", "0")),
+        ("1,x,2", ("1",)),
+        ("1gpu2,2ampere", ("1", "2")),
+        ("0,1,0", ()),
+        ("0,00", ()),
+        ("GPU-aaaa,GPU-aaaa", ()),
+        ("12345678-9abc-def0-1234-56789abcdef0", ("12345678-9abc-def0-1234-56789abcdef0",)),
+    ],
+)
+def test_visible_devices_are_those_that_torch_counts(text, entries):
+    """torch/cuda/__init__.py, _parse_visible_devices."""
+    assert cuda_visible(text) == entries
+
+
 SELECT = """
 import json, sys
 from autotune.telemetry import TelemetryError, open_gpus
