@@ -9,6 +9,7 @@ import pytest
 from benchmarks.accuracy_memory import accuracy, capacity_gib, report
 from benchmarks.published import PublishedRow, even_layout, published_row, read_throughput
 from benchmarks.published_golden import read_golden
+from benchmarks.published_models import kinds
 from search_spaces.layout import parse_layout
 
 SIMUMAX = {
@@ -82,6 +83,40 @@ def test_low_precisions_are_read_from_words():
     assert {name: read({"precision": name}).config.fp8_recipe for name in recipes} == recipes
     four_bit = read({"precision": "NVFP4"}).config
     assert (four_bit.fp4_format, four_bit.fp8_format) == ("e2m1", None)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("GPT OSS 120B", "gpt_oss_120b", "GPT-OSS-20B"),
+        ("Kimi_K2", "Kimi K2", "kimi-k2"),
+        ("DeepSeekV3", "DeepSeek-V3", "deepseek v3"),
+        ("deepseekv2 truncated to 4 layers", "DeepSeek-V2"),
+        ("Qwen3_235B_a22B", "Qwen3 30B A3B", "Qwen3-32B"),
+        ("LLAMA3.1_405B", "Llama-3-8B", "Mixtral 8x7B", "Mistral-7B"),
+        ("Nemotron-8B", "Nemotron-4 340B"),
+        ("Qwen2.5-7B", "Qwen2_72B", "InternLM-7B"),
+    ],
+)
+def test_one_kind_of_model_has_several_spellings(names):
+    found = [kinds(name) for name in names]
+    assert found[0] is not None
+    assert found == found[:1] * len(names)
+
+
+def test_models_of_other_kinds_are_not_taken_for_those_they_are_named_after():
+    apart = (
+        "LLAMA4 Scout",
+        "Llama-3.3-Nemotron-49B",
+        "Qwen3-Next-80B",
+        "Qwen3-VL-30B",
+        "Nemotron_3_Nano",
+        "DeepSeekV4 Flash",
+        "GPT-J 6B",
+    )
+    assert [kinds(name) for name in apart] == [None] * len(apart)
+    assert kinds("DeepSeek-V2-Lite") != kinds("DeepSeek-V2") != kinds("DeepSeekV3 (w/o MTP)") != kinds("DeepSeekV3")
+    assert kinds("gpt_oss_20b") != kinds("GPT3-20B")
 
 
 def test_layers_that_do_not_divide_get_a_layout():
