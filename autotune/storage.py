@@ -233,12 +233,23 @@ def open_study(
         for attribute, value in {**attributes, "fingerprint": fingerprint}.items():
             study.set_user_attr(attribute, value)
         return study
-    changed = [key for key in fingerprint if key in known and known[key] != fingerprint[key]]
+    changed = [key for key in fingerprint if key in known and _differs(key, known[key], fingerprint[key])]
     if changed:
         parts = (part for key in changed for part in _changes(_FIELDS.get(key, key), known.get(key), fingerprint[key]))
         problem = f"the storage holds a study of this name with another {' and '.join(changed)}: {'; '.join(parts)}"
         raise SpecError("name", name, problem, "give the study another name, or another state folder; or undo the change")
     return study
+
+
+def _differs(name: str, kept: object, wanted: object) -> bool:
+    """Whether a part of a fingerprint is another one; a workload that an earlier version kept need not hold all fields."""
+    return _contradict(kept, wanted) if name == "workload" else kept != wanted
+
+
+def _contradict(kept: object, wanted: object) -> bool:
+    if not (isinstance(kept, Mapping) and isinstance(wanted, Mapping)):
+        return kept != wanted
+    return any(_contradict(kept[field], wanted[field]) for field in kept.keys() & wanted.keys())
 
 
 def _changes(name: str, kept: object, wanted: object) -> Iterator[str]:

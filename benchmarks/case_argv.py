@@ -20,6 +20,9 @@ def case_argv(case: dict[str, Any], megatron: str = "0.16") -> list[str]:
         argv += ["--max-position-embeddings", str(workload.seq_length)]
     argv += ["--seq-length", str(workload.seq_length), "--global-batch-size", str(workload.global_batch_size)]
     argv += ["--train-iters", str(settings.train_iters), "--lr-warmup-iters", str(settings.lr_warmup_iters)]
+    argv += ["--lr-decay-style", settings.lr_decay_style]
+    if settings.lr_wsd_decay_iters is not None:
+        argv += ["--lr-wsd-decay-iters", str(settings.lr_wsd_decay_iters)]
     if settings.lr_warmup_fraction is not None:
         argv += ["--lr-warmup-fraction", str(settings.lr_warmup_fraction)]
     if settings.rampup_batch_size is not None:

@@ -176,6 +176,8 @@ class RunSettings(BaseModel):
         lr_warmup_iters: Warm-up steps of the learning rate.
         lr_warmup_fraction: Warm-up as a share of the decay steps.
         lr_decay_iters: Steps over which the learning rate decays; none = train_iters.
+        lr_decay_style: How it decays.
+        lr_wsd_decay_iters: Steps of the decay at the end of style WSD, which needs them.
         rampup_batch_size: Start, increment and samples of a batch size ramp-up.
         gradient_accumulation_fusion: Whether weight gradients are accumulated by a fused kernel.
         optimizer: Megatron's optimizer.
@@ -193,12 +195,21 @@ class RunSettings(BaseModel):
     lr_warmup_iters: NonNegativeInt = 0
     lr_warmup_fraction: float | None = None
     lr_decay_iters: PositiveInt | None = None
+    lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
+    lr_wsd_decay_iters: PositiveInt | None = None
     rampup_batch_size: tuple[int, int, int] | None = None
     gradient_accumulation_fusion: bool = False
-    optimizer: str = "adam"
+    optimizer: Literal["adam", "sgd", "muon", "dist_muon", "lion", "soap", "adaptive_muon"] = "adam"
     check_for_nan_in_loss_and_grad: bool = True
     separate_main_params: bool = True
     decrease_batch_size_if_needed: bool = False
+
+    @model_validator(mode="after")
+    def _decay_is_complete(self) -> Self:
+        if self.lr_decay_style == "WSD" and self.lr_wsd_decay_iters is None:
+            needed = {"style": self.lr_decay_style}
+            raise PydanticCustomError("wsd_decay_over_steps", "lr_decay_style={style} needs lr_wsd_decay_iters", needed)
+        return self
 
 
 def installed_megatron() -> Literal["0.16", "0.19"]:

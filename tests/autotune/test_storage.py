@@ -247,8 +247,14 @@ def test_trials_of_another_kind_of_gpu_or_of_another_twin_are_not_taken_over(ope
 def test_a_study_of_an_earlier_version_is_compared_as_far_as_it_says(opened):
     open_it, _ = opened
     kept = optuna_study(open_pool(SPEC, open_it()))
-    kept.set_user_attr("fingerprint", {key: value for key, value in kept.user_attrs["fingerprint"].items() if key != "gpu"})
+    held = {key: value for key, value in kept.user_attrs["fingerprint"].items() if key != "gpu"}
+    del held["workload"]["settings"]["train_iters"], held["workload"]["model"]["qk_layernorm"]
+    kept.set_user_attr("fingerprint", held)
     open_pool(SPEC, open_it())
+    held["workload"]["settings"]["optimizer"] = "sgd"
+    kept.set_user_attr("fingerprint", held)
+    with pytest.raises(SpecError, match="settings.optimizer was 'sgd', now 'adam'"):
+        open_pool(SPEC, open_it())
 
 
 @pytest.mark.acceptance

@@ -249,11 +249,21 @@ def test_bad_cases_are_violations_not_errors() -> None:
         ({"extra": ["--tensor-model-parallel-size"]}, "spelling"),
         ({"also_fp16": True}, "one_precision"),
         ({"recompute_granularity": "half"}, "value_of_recompute_granularity"),
+        ({"optimizer": "adamw"}, "value_of_optimizer"),
+        ({"lr_decay_style": "wsd"}, "value_of_lr_decay_style"),
+        ({"lr_decay_style": "WSD"}, "wsd_decay_over_steps"),
     ],
 )
 def test_every_line_gets_a_verdict(change: dict[str, Any], name: str) -> None:
     (line,) = run_jsonl([json.dumps({**BASE, **change}), "", "\n"])
     assert [violation["name"] for violation in json.loads(line)["violations"]] == [name]
+
+
+@pytest.mark.parametrize("change", [{"lr_decay_style": "cosine"}, {"lr_decay_style": "WSD", "lr_wsd_decay_iters": 2}])
+def test_the_decay_of_the_learning_rate_as_megatron_takes_it(change: dict[str, Any]) -> None:
+    """optimizer_param_scheduler.py, OptimizerParamScheduler."""
+    (line,) = run_jsonl([json.dumps({**BASE, **change})])
+    assert json.loads(line)["legal"], line
 
 
 @pytest.mark.parametrize(("line", "words"), [("not json", "is not JSON"), ("[1, 2]", "no JSON object"), ("5", "no JSON object")])
