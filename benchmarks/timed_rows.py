@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from benchmarks.published import PublishedRow, read_throughput
 from benchmarks.published_golden import GPT_2_VOCABULARY
+from benchmarks.published_method import whole
 from search_spaces.calibration import Measured
 from search_spaces.config import TrialConfig
 from search_spaces.gpus import GpuSpec, Links, LinkSpec, gpu, links_of
@@ -94,8 +95,14 @@ def _csv(path: Path) -> list[Mapping[str, str]]:
 
 def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     seconds = row.step_time_s or _from_flops(row, raw)
-    name = GPU_NAMES.get(row.gpu, row.gpu)
-    if seconds is None or row.quality not in "AB" or not name or WORKLOAD & set(row.assumed) or "lora" in raw["workload"].lower():
+    name = _board(row.gpu)
+    if (
+        seconds is None
+        or row.quality not in "AB"
+        or name is None
+        or WORKLOAD & set(row.assumed)
+        or "lora" in raw["workload"].lower()
+    ):
         return None
     changes = _software(row, raw)
     if re.search("EP (a2a )?overlap on|tuned recipe", raw["notes"]):
@@ -111,6 +118,14 @@ def _timed(row: PublishedRow, raw: Mapping[str, str]) -> TimedRow | None:
     measured = Measured(workload, row.config.model_copy(update=changes), seconds, routing)
     links = links_of_source(gpu(name), row.source_group, row.gpus_per_node)
     return TimedRow(row.id, row.source_group, gpu(name), links, measured, software_of(raw), row.quality == "A")
+
+
+def _board(text: str) -> str | None:
+    """The name in hardware.yaml of a board as a table names it; None for one that is not there."""
+    try:
+        return gpu(GPU_NAMES.get(text, text.partition(" (")[0])).name
+    except KeyError:
+        return None
 
 
 def _settings(row: PublishedRow) -> RunSettings:
@@ -169,11 +184,11 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
     Its profiler gives each rank words // TP of GPT-2's and pads nothing (src/model/gpt_modeling.py), and runs apex' Adam on the
     16-bit weights themselves (src/trainer.py).
     """
-    tensor_parallel = int(raw["tp"])
+    tensor_parallel = whole(raw, "tp", 1)
     model = ModelSpec(
-        num_layers=int(raw["layers"]),
-        hidden_size=int(raw["hidden"]),
-        num_attention_heads=int(raw["heads"]),
+        num_layers=whole(raw, "layers", 1),
+        hidden_size=whole(raw, "hidden", 1),
+        num_attention_heads=whole(raw, "heads", 1),
         vocab_size=GPT_2_VOCABULARY // tensor_parallel * tensor_parallel,
         make_vocab_size_divisible_by=1,
         swiglu=False,
@@ -181,19 +196,19 @@ def _vtrain(raw: Mapping[str, str], position: int) -> TimedRow:
         add_bias_linear=True,
         untie_embeddings_and_output_weights=False,
         position_embedding_type="learned_absolute",
-        max_position_embeddings=int(raw["seq_len"]),
+        max_position_embeddings=whole(raw, "seq_len", 1),
     )
     workload = Workload(
         model=model,
-        world_size=int(raw["n_gpus"]),
-        global_batch_size=int(raw["global_batch"]),
-        seq_length=int(raw["seq_len"]),
+        world_size=whole(raw, "n_gpus", 1),
+        global_batch_size=whole(raw, "global_batch", 1),
+        seq_length=whole(raw, "seq_len", 1),
         settings=IN_ORDER.model_copy(update={"separate_main_params": False}),
     )
     config = TrialConfig(
         tensor_model_parallel_size=tensor_parallel,
-        pipeline_model_parallel_size=int(raw["pp"]),
-        micro_batch_size=int(raw["micro_batch"]),
+        pipeline_model_parallel_size=whole(raw, "pp", 1),
+        micro_batch_size=whole(raw, "micro_batch", 1),
         precision="fp16",
         attention_backend="unfused",
         main_grads_dtype="bf16",

@@ -103,7 +103,7 @@ def knobs_from_argv(argv: Sequence[str]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {"precision": _precision(argv)}
     kinds = _kinds()
-    for flag, values in _arguments(argv):
+    for flag, values in arguments(argv):
         name = _flags().get(ALIASES.get(flag, flag))
         if name is not None:
             found[name] = _read(flag, kinds[name], values)
@@ -166,7 +166,7 @@ def _read(flag: str, kind: str, values: list[str]) -> Any:
     return tuple(values) if kind == "list" else values[0]
 
 
-def _arguments(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def arguments(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Each flag with the values that follow it; `--flag=value` counts as one value."""
     flag: str | None = None
     values: list[str] = []

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from pydantic import ValidationError
 
-from search_spaces.argv import knobs_from_argv
+from search_spaces.argv import arguments, knobs_from_argv
 from search_spaces.config import TrialConfig, knobs
 from search_spaces.gpus import arch_major
 from search_spaces.layer_pattern import layer_pattern
@@ -35,7 +35,7 @@ _WORLD = frozenset({"world_size", "global_batch_size", "seq_length", "device", "
 BALANCED = "moe_router_force_load_balancing"
 """Whether a case's experts get equal shares; it changes no rule."""
 _MACHINES = frozenset({"gpu", "gpus_per_node", "links", BALANCED})
-_PASSED_OVER = frozenset({"id", "cpu_offloading", "lr_decay_style", "no_gradient_accumulation_fusion"})
+_PASSED_OVER = frozenset({"id", "cpu_offloading", "no_gradient_accumulation_fusion", "skip_model_build"})
 LOW_PRECISIONS = {
     "fp8": ("fp8_format", "hybrid"),
     "fp4": ("fp4_format", "e2m1"),
@@ -43,7 +43,8 @@ LOW_PRECISIONS = {
 }
 """What may follow a precision after a plus: the knob that it gives and its value."""
 DEFAULT_ENV = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-_MODEL_FLAGS = {"--" + name.replace("_", "-"): name for name in ModelSpec.model_fields}
+_FLAGS = {"--" + name.replace("_", "-"): name for name in (*ModelSpec.model_fields, *RunSettings.model_fields)}
+"""Arguments of shapes and of the run."""
 
 
 class IllegalCaseError(ValueError):
@@ -111,7 +112,14 @@ def no_case(number: int, problem: str) -> IllegalCaseError:
 @cache
 def known_keys() -> frozenset[str]:
     """Keys of a case under their long names: knobs, shapes, the run's settings, the world, machines (which rules do not ask)."""
-    named = {*knobs(), *ModelSpec.model_fields, *RunSettings.model_fields, "also_fp16", "no_overlap_p2p_communication"}
+    named = {
+        *knobs(),
+        *ModelSpec.model_fields,
+        *RunSettings.model_fields,
+        "also_fp16",
+        "no_overlap_p2p_communication",
+        "padded_vocab_size",
+    }
     return frozenset(named | _WORLD | _MACHINES | _PASSED_OVER)
 
 
@@ -192,6 +200,8 @@ def _model_fields(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {key: _listed(value) for key, value in given.items() if key in ModelSpec.model_fields}
     if not fields.get("num_experts"):
         fields.pop("num_experts", None)
+    if "padded_vocab_size" in given:
+        fields |= {"vocab_size": given["padded_vocab_size"], "make_vocab_size_divisible_by": 1}
     if isinstance(fields.get("moe_layer_freq"), str):
         fields["moe_layer_freq"] = layer_pattern(fields["moe_layer_freq"])
     if fields.get("multi_latent_attention"):
@@ -208,10 +218,15 @@ def _with_extra(given: dict[str, Any]) -> dict[str, Any]:
     extra = [str(item) for item in extra]
     if not extra:
         return given
-    found = {key: value for key, value in knobs_from_argv(extra).items() if key != "precision"}
-    for position, flag in enumerate(extra[:-1]):
-        if flag in _MODEL_FLAGS:
-            found[_MODEL_FLAGS[flag]] = extra[position + 1]
+    found = knobs_from_argv(extra)
+    if found.pop("precision") == "fp16":
+        found["also_fp16"] = True
+    for flag, values in arguments(extra):
+        name = _FLAGS.get(flag)
+        if flag == "--disable-bias-linear":
+            found["add_bias_linear"] = False
+        elif name is not None:
+            found[name] = True if not values else values if len(values) > 1 else values[0]
     return {**given, **found}
 
 
@@ -225,4 +240,5 @@ def _violation(error: Any) -> Violation:
     name = ".".join(str(part) for part in error["loc"])
     if "ctx" in error and error["type"].islower() and "_over_" in error["type"]:
         return Violation(error["type"], 1.0, error["msg"])
-    return Violation("value_of_" + name.rpartition(".")[2], 1.0, f"{name}={error.get('input')!r}: {error['msg']}")
+    what = f"{name} is needed" if error["type"] == "missing" else f"{name}={error.get('input')!r}: {error['msg']}"
+    return Violation("value_of_" + name.rpartition(".")[2], 1.0, what)

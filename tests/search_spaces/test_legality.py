@@ -301,3 +301,26 @@ def test_every_key_has_its_long_and_its_short_name(short: str) -> None:
 def test_case_layers_are_not_executed() -> None:
     with pytest.raises(ValueError, match="numbers"):
         read_case({**BASE, "num_experts": 8, "moe_layer_freq": "__import__('os').getcwd()"})
+
+
+@pytest.mark.parametrize(
+    ("extra", "broken"),
+    [
+        (["--qk-layernorm", "--swiglu"], []),
+        (["--disable-bias-linear", "--lr-decay-style", "cosine"], []),
+        (["--lr-warmup-iters", "200", "--train-iters", "100"], ["warmup_within_decay"]),
+        (["--fp16"], ["one_precision"]),
+        (["--optimizer", "none-such"], ["value_of_optimizer"]),
+    ],
+)
+def test_extra_arguments_are_read_whatever_they_are_of(extra: list[str], broken: list[str]) -> None:
+    (line,) = run_jsonl([json.dumps({**BASE, "extra": extra})])
+    assert [violation["name"] for violation in json.loads(line)["violations"]] == broken
+
+
+def test_keys_that_only_an_oracle_reads_are_passed_over_and_a_missing_one_is_named() -> None:
+    _, config = read_case({**BASE, "skip_model_build": True})
+    assert config == read_case(BASE)[1]
+    assert read_case({**BASE, "padded_vocab_size": 131073})[0].model.padded_vocab_size(1) == 131073
+    with pytest.raises(IllegalCaseError, match="hidden_size is needed"):
+        read_case({key: value for key, value in BASE.items() if key != "hidden_size"})

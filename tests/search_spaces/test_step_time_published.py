@@ -9,7 +9,7 @@ import pytest
 from benchmarks.accuracy import error_band
 from benchmarks.accuracy_time import groups_of
 from benchmarks.carried_rows import carried
-from benchmarks.timed_rows import by_source
+from benchmarks.timed_rows import _board, _vtrain, by_source
 from search_spaces.prediction import step_time_error
 
 TOLERANCE = 0.01
@@ -50,6 +50,14 @@ def test_vtrains_ranks_have_their_share_of_words_and_its_rows_one_model():
     assert {tp for tp, _ in ranks} >= {1, 2, 4, 8}
     assert all(model.padded_vocab_size(tp) // tp == 50257 // tp for tp, model in ranks)
     assert {row.model.padded_vocab_size(1) for row in rows} == {50304}
+
+
+def test_boards_that_are_not_known_are_left_out_and_numbers_may_be_written_as_floats():
+    assert [_board(name) for name in ("H100", 'MI300X ("MI300" in source)', "TPU v5")] == ["h100-sxm-80gb", "mi300x", None]
+    row = {"set": "single", "layers": "12", "hidden": "1024", "heads": "16", "seq_len": "1024", "n_gpus": "8", "global_batch": "64"}
+    row |= {"tp": "2", "pp": "1", "micro_batch": "4", "iteration_time_ms": "500"}
+    floats = {name: f"{value}.0" if value.isdigit() else value for name, value in row.items()}
+    assert _vtrain(floats, 0) == _vtrain(row, 0)
 
 
 def test_the_band_counts_each_source_once():
