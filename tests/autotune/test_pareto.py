@@ -223,6 +223,10 @@ def test_the_report_and_the_json_show_the_front_with_its_knee_and_the_hypervolum
     assert [point["knee"] for point in told["front"]] == [True] + [False] * (len(results.front) - 1)
     assert told["best"]["trial"] == told["front"][0]["trial"]
     assert told["hypervolume"] == results.hypervolume > 1.0
+    for point in told["front"]:
+        shares = {name: point["metrics"][name] / told["baseline"]["metrics"][name] - 1.0 for name in TERMS}
+        assert point["changes"] == pytest.approx(shares)
+        assert f"tokens_per_s_per_gpu {point['changes'][TOKENS]:+.1%}, " in shown_text
 
 
 def test_without_pareto_there_is_no_front() -> None:
