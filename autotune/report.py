@@ -36,10 +36,11 @@ def throughput(record: TrialRecord) -> str:
 
 
 def remark(record: TrialRecord) -> str:
-    """In one line why a trial failed, or which limits it crosses; empty where it completed within all."""
+    """In one line why a trial failed, which limits it crosses, or that it confirms one that ran before; else empty."""
     if record.outcome is not Outcome.COMPLETED:
         return record.detail.splitlines()[0] if record.detail else ""
-    return f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
+    over = f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
+    return "; ".join(filter(None, ("confirming run" if record.phase is Phase.CONFIRM else "", over)))
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
@@ -159,14 +160,16 @@ def _faster(result: PoolResults, winner: TrialRecord, baseline: TrialRecord, war
         return f"{text}; run-to-run spread {spread.relative:.1%})."
     ratio, low, high = (math.exp(value) for value in astuple(decision.over_baseline))
     text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, runs in turns)."
-    return text + _second(decision)
+    return text + _second(decision, baseline)
 
 
-def _second(decision: Decision) -> str:
-    """How the winner compares with the next best."""
+def _second(decision: Decision, baseline: TrialRecord) -> str:
+    """How the winner compares with the next best that was confirmed; nothing where that is the baseline, and slower."""
     if decision.runner_up is None or decision.margin is None:
         return ""
     gap = f"{decision.margin.difference:+.1%} [{decision.margin.low:+.1%}, {decision.margin.high:+.1%}] in score"
+    if decision.margin.decided and decision.runner_up.config == baseline.config:
+        return ""  # nothing else was confirmed, and how far ahead of it the winner is was said
     if decision.margin.decided:
         return f" Against the next best, {short(decision.runner_up.config)}: {gap}."
     why = "it draws less power" if decision.by_power else "its mean is higher"
