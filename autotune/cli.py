@@ -270,13 +270,14 @@ def ui(
     study: StudyName,
     root: Root = DEFAULT_ROOT,
     host: Annotated[str, typer.Option(help="Address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on")] = 5000,
+    port: Annotated[int, typer.Option(help="Port to listen on", min=1, max=65535)] = 5000,
 ) -> None:
     """Serve MLflow's pages for a study until Ctrl-C."""
-    from autotune.tracking import ui_command, ui_environment, ui_tunnel
+    from autotune.tracking import check_address, ui_command, ui_environment, ui_tunnel
 
     folder = find_study(study, root)
     command = ui_command(folder.read_spec().tracking_uri or folder.path, host, port)
+    check_address(host, port)
     console.print(f"MLflow on http://{host}:{port} (Ctrl-C ends it)")
     if "SSH_CONNECTION" in os.environ:
         console.print(f"on your own machine: {ui_tunnel(port)}", soft_wrap=True)

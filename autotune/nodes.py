@@ -46,7 +46,8 @@ def matching_nodes(pool: PoolSpec, labels: Mapping[str, str], aside: Mapping[str
         wanted = ", ".join(f"{k}={v}" for k, v in labels.items())
         raise InfrastructureError(
             f"pool {pool.name!r} needs {pool.nodes} node(s) with {wanted}; the cluster has {len(nodes)}{_besides(labelled, aside)}",
-            f"labels in the cluster: {', '.join(known) or 'none'}; start nodes with `ray start --labels={wanted}`",
+            f"labels in the cluster: {', '.join(known) or 'none'}; start nodes with `ray start --labels={wanted}`, "
+            "and give their Ray's address with --address: without it this machine is all there is",
         )
     if pool.device == "cpu":
         fitting = [node for node in nodes if node["Resources"].get("CPU", 0) > 0]

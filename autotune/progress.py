@@ -34,6 +34,7 @@ class Progress:
         self._console = console
         self._spec = spec
         self._budget = spec.budget
+        self._best = "knee" if spec.pareto else "best"
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._studies: list[PoolStudy] = []
         self._running: dict[str, Proposal] = {}
@@ -88,7 +89,7 @@ class Progress:
         self._began_s, self._reached_s = min(self._began_s, record.started_s), max(self._reached_s, record.ended_s)
         self._recent = [*self._recent, record][-_ROWS:]
         if self._live is None:
-            best = f"   best so far: trial {study.best.number}" if study.best else ""
+            best = f"   {self._best} so far: trial {study.best.number}" if study.best else ""
             shown = f"{throughput(record)}  {short(record.config)}  {remark(record)}"
             self._line(f"{record.study} trial {record.number}: {shown}{best}")
         if record.phase is not Phase.CONFIRM:
@@ -118,7 +119,7 @@ class Progress:
         for study in self._studies:
             if study.best:
                 title = pool_title(self._spec, study.pool)
-                parts.append(f"best on {title}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
+                parts.append(f"{self._best} on {title}: {throughput(study.best)} tokens/s per GPU (trial {study.best.number})")
         for study in self._studies:
             if (forecast := self._forecast(study)) is not None:
                 parts.append(f"remaining budget on {pool_title(self._spec, study.pool)}: {forecast.words()}")

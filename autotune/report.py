@@ -36,10 +36,11 @@ def throughput(record: TrialRecord) -> str:
 
 
 def remark(record: TrialRecord) -> str:
-    """In one line why a trial failed, or which limits it crosses; empty where it completed within all."""
+    """In one line why a trial failed, which limits it crosses, or that it confirms one that ran before; else empty."""
     if record.outcome is not Outcome.COMPLETED:
         return record.detail.splitlines()[0] if record.detail else ""
-    return f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
+    over = f"over a limit: {'; '.join(one.message for one in record.violations)}" if record.violations else ""
+    return "; ".join(filter(None, ("confirming run" if record.phase is Phase.CONFIRM else "", over)))
 
 
 def final_report(results: Sequence[PoolResults], warmup_steps: int) -> RenderableType:
@@ -52,7 +53,7 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
     table = Table(title=f"{result.study}   ended: {result.end_reason or 'not yet'}", title_justify="left", title_style="bold")
     for heading in ("", "trial", "tokens/s per GPU [95 %]", "step s", "configuration"):
         table.add_column(heading)
-    winner = "knee" if result.front else "winner"
+    winner = _winner(result)
     for name, record in (("baseline", result.baseline), (winner, result.best)):
         if record is not None:
             row = (name, str(record.number), throughput(record), f"{record.metrics['step_time_s']:.3f}", short(record.config))
@@ -66,12 +67,18 @@ def _pool_report(result: PoolResults, warmup_steps: int) -> RenderableType:
     return Group(table, Text(_verdict(result, warmup_steps)), *told, *warnings, *failures, Text(_counts(result), style="dim"))
 
 
+def _winner(result: PoolResults) -> str:
+    """What the best is called."""
+    return "knee" if result.front else "winner"
+
+
 def _contaminated(result: PoolResults) -> list[str]:
     """Which trials somebody disturbed, with the last reason."""
     found = [record for record in result.records if record.contaminated]
     if not found:
         return []
-    shown = [name for name, record in (("the baseline", result.baseline), ("the winner", result.best)) if record in found]
+    both = ((f"the {_winner(result)}", result.best), ("the baseline", result.baseline))
+    shown = [name for name, record in reversed(both) if record in found]
     among = f", {' and '.join(shown)} among them" if shown else ""
     were = "was" if len(found) == 1 else "were"
     return [f"{counted(len(found), 'trial')} {were} disturbed{among}; trial {found[-1].number}: {found[-1].contaminated}."]
@@ -79,7 +86,8 @@ def _contaminated(result: PoolResults) -> list[str]:
 
 def _at_the_wall(result: PoolResults) -> list[str]:
     """What the nodes of winner and baseline drew at the wall, and whether a meter said so."""
-    named = [(name, record) for name, record in (("winner", result.best), ("baseline", result.baseline)) if record is not None]
+    both = ((_winner(result), result.best), ("baseline", result.baseline))
+    named = [(name, record) for name, record in both if record is not None]
     words = [f"{name} {words}" for name, record in named if (words := wall_words(record.metrics, record.environment))]
     return [f"At the wall, all nodes together: {', '.join(words)}."] if words else []
 
@@ -100,7 +108,7 @@ def _unsettled(result: PoolResults) -> list[str]:
 def _growing(result: PoolResults) -> list[str]:
     """Whether the winner's memory still grew."""
     words = growth_words(result.best.metrics) if result.best is not None else ""
-    return [f"The winner is at risk in a long run: its {words}."] if words else []
+    return [f"The {_winner(result)} is at risk in a long run: its {words}."] if words else []
 
 
 def failure_table(result: PoolResults) -> Table:
@@ -152,14 +160,16 @@ def _faster(result: PoolResults, winner: TrialRecord, baseline: TrialRecord, war
         return f"{text}; run-to-run spread {spread.relative:.1%})."
     ratio, low, high = (math.exp(value) for value in astuple(decision.over_baseline))
     text = f"The winner is {ratio:.2f} times as fast as the baseline [{low:.2f}, {high:.2f}] (95 %, runs in turns)."
-    return text + _second(decision)
+    return text + _second(decision, baseline)
 
 
-def _second(decision: Decision) -> str:
-    """How the winner compares with the next best."""
+def _second(decision: Decision, baseline: TrialRecord) -> str:
+    """How the winner compares with the next best that was confirmed; nothing where that is the baseline, and slower."""
     if decision.runner_up is None or decision.margin is None:
         return ""
     gap = f"{decision.margin.difference:+.1%} [{decision.margin.low:+.1%}, {decision.margin.high:+.1%}] in score"
+    if decision.margin.decided and decision.runner_up.config == baseline.config:
+        return ""  # nothing else was confirmed, and how far ahead of it the winner is was said
     if decision.margin.decided:
         return f" Against the next best, {short(decision.runner_up.config)}: {gap}."
     why = "it draws less power" if decision.by_power else "its mean is higher"

@@ -110,7 +110,8 @@ def _hint(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if detail["type"] == "extra_forbidden":
         return nearest(str(location[-1]), _model_at(location[:-1], model).model_fields)
     if detail["type"] == "missing":
-        return f"add `{location[-1]}:` to the study file; `autotune init` writes a complete one"
+        where = f"below `{_path(location[:-1])}`" if len(location) > 1 else "to the study file"
+        return f"add `{location[-1]}:` {where}; `autotune init` writes a complete one"
     if detail["type"] == "string_pattern_mismatch":
         return _NAMES
     return _meaning(location, model) or _WRITE_ONE

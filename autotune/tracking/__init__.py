@@ -5,8 +5,18 @@ Importing this package does not import mlflow, which takes a second: `Tracker` d
 
 from __future__ import annotations
 
-from autotune.tracking.server import run_url, tracking_uri_of, ui_command, ui_environment, ui_tunnel
+from autotune.tracking.server import check_address, run_url, tracking_uri_of, ui_command, ui_environment, ui_tunnel
 from autotune.tracking.tracker import ParentRun, Tracker
 from autotune.tracking.upload import RUN_STATUS
 
-__all__ = ["RUN_STATUS", "ParentRun", "Tracker", "run_url", "tracking_uri_of", "ui_command", "ui_environment", "ui_tunnel"]
+__all__ = [
+    "RUN_STATUS",
+    "ParentRun",
+    "Tracker",
+    "check_address",
+    "run_url",
+    "tracking_uri_of",
+    "ui_command",
+    "ui_environment",
+    "ui_tunnel",
+]

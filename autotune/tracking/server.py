@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from autotune.errors import TrackingError
+from autotune.errors import SpecError, TrackingError
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 SERVERS = ("http", "https", "databricks")
@@ -69,6 +69,21 @@ def ui_command(store: Path | str, host: str = "127.0.0.1", port: int = 5000) -> 
         raise TrackingError(f"{uri} is an MLflow server already", f"open {uri} in a browser")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     return [*command, "--no-serve-artifacts", "--host", host, "--port", str(port), "--workers", "1"]
+
+
+def check_address(host: str, port: int) -> None:
+    """Refuse an address that MLflow's server could not listen on.
+
+    Raises:
+        SpecError: with the system's reason.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        reason = str(error.strerror).split(" (")[0]
+        problem, hint = f"cannot be listened on: {reason}", "give another --port or --host, e.g. --port 5001"
+        raise SpecError("--host and --port", f"{host}:{port}", problem, hint) from None
 
 
 def ui_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -157,6 +158,14 @@ def test_a_budget_of_no_trials_is_refused_and_not_passed_over(root, verb):
     result = run(verb, path if verb == "tune" else "case", "--state", root, "--trials", "0")
     assert result.exit_code == 2
     assert "budget.trials: must be greater than 0 (got 0)" in result.stderr
+
+
+def test_pages_are_not_served_where_somebody_else_listens(root, monkeypatch):
+    monkeypatch.setattr(cli.os, "execvpe", lambda *_: pytest.fail("MLflow was started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        refused = run("ui", "case", "--state", root, "--port", taken.getsockname()[1])
+    assert refused.exit_code == 2 and "Address already in use" in refused.stderr
+    assert run("ui", "case", "--state", root, "--port", 99999).exit_code == 2
 
 
 def test_print_command_shows_the_baseline_and_starts_nothing(tmp_path):

@@ -15,7 +15,7 @@ from rich.console import Console
 from autotune.pool_study import PoolStudy
 from autotune.proposal import Proposal
 from autotune.records import Phase, TrialResult
-from autotune.report import final_report
+from autotune.report import final_report, remark
 from autotune.settling import Settled
 from launchers.outcome import Outcome
 from tests.autotune.study_cases import (
@@ -54,6 +54,19 @@ def test_exploring_is_followed_by_confirming_and_ends_with_its_own_reason() -> N
     assert study.best is not None and study.best.phase is Phase.CONFIRM
     assert study.results().best == study.best
     assert "runs in turns" in text(study)
+
+
+def test_where_nothing_but_the_baseline_was_confirmed_beside_the_winner_it_is_no_next_best() -> None:
+    study = open_pool(study_spec(confirm={"top": 1, "repeats": 2}, budget={"trials": 4}))
+    run_to_end(study, measured)
+    assert study.results().decision.runner_up.config == study.results().baseline.config  # type: ignore[union-attr]
+    assert "times as fast as the baseline" in text(study) and "next best" not in text(study)
+
+
+def test_a_confirming_run_is_called_so_among_the_trials() -> None:
+    study = open_pool(study_spec(**CONFIRM))
+    run_to_end(study, measured)
+    assert all((remark(ended) == "confirming run") == (ended.phase is Phase.CONFIRM) for ended in study.records)
 
 
 def test_the_winner_is_one_of_the_confirmed_although_another_explored_better() -> None:

@@ -223,6 +223,23 @@ def test_the_report_and_the_json_show_the_front_with_its_knee_and_the_hypervolum
     assert [point["knee"] for point in told["front"]] == [True] + [False] * (len(results.front) - 1)
     assert told["best"]["trial"] == told["front"][0]["trial"]
     assert told["hypervolume"] == results.hypervolume > 1.0
+    for point in told["front"]:
+        shares = {name: point["metrics"][name] / told["baseline"]["metrics"][name] - 1.0 for name in TERMS}
+        assert point["changes"] == pytest.approx(shares)
+        assert f"tokens_per_s_per_gpu {point['changes'][TOKENS]:+.1%}, " in shown_text
+
+
+def test_what_is_said_of_a_winner_is_said_of_the_knee() -> None:
+    study = open_pool(pareto_spec(confirm=CONFIRM))
+    run_to_end(study, measured)
+    results = study.results()
+    assert results.best is not None
+    wall = {**results.best.metrics, "pool_wall_mean_power_w_estimated": 900.0}
+    knee = replace(results.best, contaminated="a neighbour computed", metrics=wall)
+    console = Console(width=400, file=io.StringIO(), record=True)
+    console.print(final_report([replace(results, best=knee, records=(knee,))], 2))
+    said = console.export_text()
+    assert "the knee among them" in said and "all nodes together: knee 900 W" in said and "winner" not in said
 
 
 def test_without_pareto_there_is_no_front() -> None:

@@ -56,6 +56,13 @@ def test_every_fifth_trial_says_what_is_left_and_what_the_next_may_bring(monkeyp
     assert study.launched == 11
 
 
+def test_a_front_has_a_knee_so_far_and_no_best() -> None:
+    spec = study_spec(pareto=True, objective={"tokens_per_s_per_gpu": 1, "step_time_s": -1})
+    _, shown = watched(spec, 6)
+    assert "   knee so far: trial 0\n" in shown and "   knee on laptop: " in shown
+    assert "best" not in shown
+
+
 LARGE = {"pools": [{"name": "h200", "gpu": "h200", "gpus_per_node": 8}], "launcher": "simulated"}
 
 

@@ -131,6 +131,11 @@ BAD = {
         "model: is missing",
         "add `model:` to the study file; `autotune init` writes a complete one",
     ),
+    "missing below a field": (
+        study_data(model={name: size for name, size in MODEL.items() if name != "hidden_size"}),
+        "model.hidden_size: is missing",
+        "add `hidden_size:` below `model`; `autotune init` writes a complete one",
+    ),
     "duplicate pool": (
         study_data(pools=[POOL, POOL]),
         "pools: two pools have the same name (got 'laptop')",

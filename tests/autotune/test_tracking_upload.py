@@ -3,13 +3,14 @@
 import inspect
 import json
 import math
+import socket
 
 import numpy as np
 import pytest
 
-from autotune.errors import TrackingError
+from autotune.errors import SpecError, TrackingError
 from autotune.records import TrialRecord
-from autotune.tracking import RUN_STATUS, tracking_uri_of, ui_command, ui_environment, ui_tunnel
+from autotune.tracking import RUN_STATUS, check_address, tracking_uri_of, ui_command, ui_environment, ui_tunnel
 from autotune.tracking.points import Point
 from autotune.tracking.spool import Spool
 from autotune.tracking.upload import MAX_ENTITIES, RunUpload, clean_key, clean_keys, evenly, finite, trial_upload
@@ -157,3 +158,14 @@ def test_the_ui_serves_a_state_folder_on_loopback(tmp_path):
     with pytest.raises(TrackingError) as caught:
         ui_command("http://tracker:5000")
     assert "http://tracker:5000" in caught.value.hint
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused_with_the_reason():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SpecError, match="Address already in use") as told:
+            check_address("127.0.0.1", port)
+        assert f"127.0.0.1:{port}" in str(told.value) and "--port" in str(told.value.hint)
+    check_address("127.0.0.1", port)
+    with pytest.raises(SpecError, match="203.0.113.1:5000"):
+        check_address("203.0.113.1", 5000)
