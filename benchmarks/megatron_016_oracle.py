@@ -251,8 +251,7 @@ class _Oracle(Stages):
         case = self.case
         fields: dict[str, Any] = {name: case[name] for name in _SAME_NAME if name in case}
         fields["tp_comm_overlap"] = bool(case.get("tp_comm_overlap"))
-        if "+fp8" in case.get("precision", ""):
-            fields["fp8"] = "hybrid"
+        fields["fp8"] = "hybrid" if "+fp8" in case.get("precision", "") else None
         fields["fp8_param"] = bool(case.get("fp8_param_gather"))
         extra = [str(item) for item in case.get("extra", ())]
         if "--fp4-format" in extra:
